@@ -1,0 +1,1 @@
+"""Pure functions over dicts of arrays."""

@@ -1,0 +1,137 @@
+"""Multi-head attention with grouped key/value heads.
+
+Dimension letters: B batch, S keys, Q queries, D d_model, H heads, G key/value heads, R = H/G query
+heads of one group, K head width.
+"""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from glu_lab.layers import norm, positions
+from glu_lab.layers.dropout import dropout
+from glu_lab.layers.params import Parameter
+from glu_lab.spec.model import Attention, Norm
+from glu_lab.spec.numerics import Numerics
+
+
+def parameters(spec: Attention, d_model: int) -> dict[str, Parameter]:
+    """The table: ``q (D,H,K)``, ``k``, ``v (D,G,K)``, ``o (H,K,D)``, biases and QK-norm scales."""
+    H, G, K = spec.num_heads, spec.num_kv_heads, spec.head_dim
+    table = {}
+    for name, heads, axis, init in (
+        ("q", H, "heads", spec.q_init),
+        ("k", G, "kv", spec.k_init),
+        ("v", G, "kv", spec.v_init),
+    ):
+        table[name] = Parameter(
+            shape=(d_model, heads, K),
+            axes=("embed", axis, "head"),
+            role="matrix",
+            inputs=("embed",),
+            outputs=(axis, "head"),
+            init=init,
+        )
+        if spec.qkv_bias:
+            table[f"{name}_bias"] = Parameter(shape=(heads, K), axes=(axis, "head"))
+    table["o"] = Parameter(
+        shape=(H, K, d_model),
+        axes=("heads", "head", "embed"),
+        role="matrix",
+        inputs=("heads", "head"),
+        outputs=("embed",),
+        init=spec.o_init,
+    )
+    if spec.output_bias:
+        table["o_bias"] = Parameter(shape=(d_model,), axes=("embed",))
+    if spec.qk_norm:
+        for name in ("q_norm", "k_norm"):
+            table[name] = norm.parameters(Norm(), K, axis="head")["scale"]
+    return table
+
+
+def apply(
+    params: Mapping[str, Array],
+    x: Float[Array, "B Q D"],
+    context: Float[Array, "B S D"],
+    spec: Attention,
+    *,
+    mask: Bool[Array, "B 1 Q S"],
+    bias: Float[Array, "1 H Q S"] | None = None,
+    rope: tuple[Int[Array, "B Q"], float] | None = None,
+    norm_eps: float = 1e-6,
+    numerics: Numerics = Numerics(),
+    dropout_key: Key[Array, ""] | None = None,
+) -> Float[Array, "B Q D"]:
+    """Attention from x to context.
+
+    Args:
+        params: arrays named as in `parameters`.
+        x: queries' rows.
+        context: keys' and values' rows; x itself for self-attention.
+        spec: which function.
+        mask: True where a query may see a key. A row with no key sees all keys evenly; its output
+            must not be used.
+        bias: added to the scores, after scaling.
+        rope: positions of x (and context) and θ.
+        norm_eps: of QK-norm.
+        numerics: scores and softmax use ``accumulation_dtype``.
+        dropout_key: drops attention weights.
+
+    Returns:
+        (B, Q, D) in ``compute_dtype``.
+    """
+    compute = jnp.dtype(numerics.compute_dtype)
+    accumulate = jnp.dtype(numerics.accumulation_dtype)
+    B, Q, _ = x.shape
+    H, G, K = spec.num_heads, spec.num_kv_heads, spec.head_dim
+
+    def project(name: str, rows: Array) -> Array:
+        heads = jnp.einsum(
+            "bsd,dhk->bshk",
+            rows.astype(compute),
+            params[name].astype(compute),
+            preferred_element_type=accumulate,
+        )
+        if spec.qkv_bias:
+            heads = heads + params[f"{name}_bias"].astype(accumulate)[None, None]
+        return heads.astype(compute)
+
+    q, k, v = project("q", x), project("k", context), project("v", context)
+    if spec.qk_norm:
+        qk = Norm(eps=norm_eps)
+        q = norm.apply({"scale": params["q_norm"]}, q, qk)
+        k = norm.apply({"scale": params["k_norm"]}, k, qk)
+    if rope is not None:
+        where, theta = rope
+        q, k = positions.rope(q, where, theta), positions.rope(k, where, theta)
+    scores = jnp.einsum(
+        "bqgrk,bsgk->bgrqs",
+        q.reshape(B, Q, G, H // G, K),
+        k,
+        preferred_element_type=accumulate,
+    ).reshape(B, H, Q, -1)
+    if spec.scale_scores:
+        scores = scores * K**-0.5
+    if bias is not None:
+        scores = scores + bias.astype(accumulate)
+    scores = jnp.where(mask, scores, jnp.finfo(accumulate).min)
+    weights = jax.nn.softmax(scores, axis=-1).astype(compute)
+    weights = dropout(weights, spec.dropout, dropout_key)
+    heads = jnp.einsum(
+        "bgrqs,bsgk->bqgrk",
+        weights.reshape(B, G, H // G, Q, -1),
+        v,
+        preferred_element_type=accumulate,
+    ).astype(compute)
+    y = jnp.einsum(
+        "bqhk,hkd->bqd",
+        heads.reshape(B, Q, H, K),
+        params["o"].astype(compute),
+        preferred_element_type=accumulate,
+    )
+    if spec.output_bias:
+        y = y + params["o_bias"].astype(accumulate)[None, None]
+    return y.astype(compute)

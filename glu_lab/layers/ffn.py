@@ -1,0 +1,190 @@
+"""The feed-forward sublayer: one function for every product of branches.
+
+    a_i = pre_i( scale_i · (x W_i + b_i) )
+    H   = Π_i ( post_i( φ_i(a_i) ) + offset_i ) + b_product
+    Y   = output_scale · ( dropout(H) W_o + b_o )
+
+Usable without any framework:
+
+    spec = variant("swiglu", d_model=512, d_ff=1376)
+    params = ffn.init(jax.random.key(0), spec)
+    y = ffn.apply(params, x, spec)
+
+Dimension letters: D d_model, F d_ff, N branches; leading dimensions are any. Parameters, in one
+canonical form: ``wi (D, N, F)``, ``wo (F, D)``, and where the Spec asks for them ``bi_<i> (F,)``,
+``bp (F,)``, ``bo (D,)``, and the learned scalars of branch i as ``phi_<i>_<name> ()``.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key
+
+from glu_lab import activations
+from glu_lab.layers import params as params_lib
+from glu_lab.layers.params import Parameter
+from glu_lab.spec.ffn import FFN, Branch, Clamp
+from glu_lab.spec.numerics import Numerics
+
+#: Called with the name and value of an intermediate; see `TAPS`.
+Tap = Callable[[str, Array], Any]
+
+#: What a tap sees, in order. Shapes: input and output (..., D), pre_activation and branches
+#: (..., N, F), product (..., F). ``pre_activation`` is the clamped argument of φ; ``branches`` are
+#: the factors of the product; ``product`` is taken before dropout.
+TAPS = ("input", "pre_activation", "branches", "product", "output")
+
+
+def parameters(spec: FFN) -> dict[str, Parameter]:
+    """The table of a Spec's parameters."""
+    D, N, F = spec.d_model, spec.num_branches, spec.d_ff
+    table = {
+        "wi": Parameter(
+            shape=(D, N, F),
+            axes=("embed", "branch", "mlp"),
+            role="matrix",
+            inputs=("embed",),
+            outputs=("mlp",),
+            init=spec.wi_init,
+        ),
+        "wo": Parameter(
+            shape=(F, D),
+            axes=("mlp", "embed"),
+            role="matrix",
+            inputs=("mlp",),
+            outputs=("embed",),
+            init=spec.wo_init,
+        ),
+    }
+    for i, branch in enumerate(spec.branches):
+        if branch.bias:
+            table[f"bi_{i}"] = Parameter(shape=(F,), axes=("mlp",))
+        for name, start in branch.activation.row.learned.items():
+            table[f"phi_{i}_{name}"] = Parameter(shape=(), axes=(), start=start)
+    if spec.product_bias:
+        table["bp"] = Parameter(shape=(F,), axes=("mlp",))
+    if spec.output_bias:
+        table["bo"] = Parameter(shape=(D,), axes=("embed",))
+    return table
+
+
+def init(key: Key[Array, ""], spec: FFN, dtype: Any = jnp.float32) -> dict[str, Array]:
+    """Initial parameters of a Spec, by its own initialisers."""
+    return params_lib.initialize(parameters(spec), key, dtype)
+
+
+def _clamp(x: Array, clamp: Clamp | None) -> Array:
+    return x if clamp is None else jnp.clip(x, clamp[0], clamp[1])
+
+
+def _factor(a: Array, branch: Branch, learned: Mapping[str, Array]) -> Array:
+    """post(φ(a)) + offset."""
+    factor = _clamp(activations.value(branch.activation, a, learned), branch.post)
+    return factor + branch.offset if branch.offset else factor
+
+
+def _dropout_mask(key: Array, shape: tuple[int, ...], spec: FFN) -> Array:
+    """Keep-mask of the hidden state; size 1 along shared axes.
+
+    The last leading dimension is the position, those before it are the batch.
+    """
+    *batch, position, features = shape if len(shape) > 1 else (1, *shape)
+    if "batch" in spec.hidden_dropout_shared:
+        batch = [1] * len(batch)
+    if "position" in spec.hidden_dropout_shared:
+        position = 1
+    mask_shape = (*batch, position, features)[-len(shape) :]
+    return jax.random.bernoulli(key, 1.0 - spec.hidden_dropout, mask_shape)
+
+
+def apply(
+    params: Mapping[str, Array],
+    x: Float[Array, "... D"],
+    spec: FFN,
+    *,
+    numerics: Numerics = Numerics(),
+    dropout_key: Key[Array, ""] | None = None,
+    tap: Tap | None = None,
+) -> Float[Array, "... D"]:
+    """The sublayer's output for every row of x.
+
+    Args:
+        params: arrays named as in `parameters`.
+        x: rows of width D.
+        spec: which function.
+        numerics: which number format each step uses.
+        dropout_key: a key drops hidden elements with the Spec's probability; None does not (the
+            inference mode).
+        tap: called with each intermediate of `TAPS`.
+
+    Returns:
+        Y, in ``numerics.compute_dtype``.
+
+    Raises:
+        ValueError: when the last dimension of x is not D, or parameters are missing.
+    """
+    if x.ndim < 1 or x.shape[-1] != spec.d_model:
+        raise ValueError(f"x has shape {x.shape}; its last dimension must be d_model={spec.d_model}.")
+    expected = parameters(spec)
+    if params.keys() != expected.keys():
+        raise ValueError(
+            f"parameters {sorted(params)} do not fit the Spec, which has {sorted(expected)}."
+        )
+    compute = jnp.dtype(numerics.compute_dtype)
+    phi_dtype = jnp.dtype(numerics.activation_dtype)
+    accumulate = jnp.dtype(numerics.accumulation_dtype)
+    product_dtype = compute if numerics.rounding_point == "branch" else phi_dtype
+    observe = tap or (lambda name, value: None)
+
+    x = x.astype(compute)
+    observe("input", x)
+    projected = jnp.einsum(
+        "...d,dnf->...nf", x, params["wi"].astype(compute), preferred_element_type=accumulate
+    )
+    arguments, factors = [], []
+    for i, branch in enumerate(spec.branches):
+        a = projected[..., i, :]
+        if branch.bias:
+            a = a + _broadcast(params[f"bi_{i}"].astype(accumulate), a)
+        if branch.scale != 1.0:
+            a = branch.scale * a
+        a = _clamp(a.astype(compute).astype(phi_dtype), branch.pre)
+        learned = {
+            name: params[f"phi_{i}_{name}"].astype(phi_dtype)
+            for name in branch.activation.row.learned
+        }
+        arguments.append(a)
+        factors.append(_factor(a, branch, learned).astype(product_dtype))
+    if tap is not None:
+        tap("pre_activation", jnp.stack(arguments, axis=-2))
+        tap("branches", jnp.stack(factors, axis=-2))
+
+    hidden = factors[0]
+    for factor in factors[1:]:
+        hidden = hidden * factor
+    if spec.product_bias:
+        hidden = hidden + _broadcast(params["bp"].astype(product_dtype), hidden)
+    hidden = hidden.astype(compute)
+    observe("product", hidden)
+    if dropout_key is not None and spec.hidden_dropout > 0.0:
+        keep = _dropout_mask(dropout_key, hidden.shape, spec)
+        dropped = hidden / (1.0 - spec.hidden_dropout)
+        hidden = jnp.where(keep, dropped, jnp.zeros_like(dropped))
+
+    y = jnp.einsum(
+        "...f,fd->...d", hidden, params["wo"].astype(compute), preferred_element_type=accumulate
+    )
+    if spec.output_bias:
+        y = y + _broadcast(params["bo"].astype(accumulate), y)
+    if spec.output_scale != 1.0:
+        y = spec.output_scale * y
+    y = y.astype(compute)
+    observe("output", y)
+    return y
+
+
+def _broadcast(vector: Array, like: Array) -> Array:
+    """A vector over the last axis, given the rank of `like`."""
+    return vector.reshape((1,) * (like.ndim - 1) + vector.shape)

@@ -1,0 +1,157 @@
+"""Parameters as data: shape, logical axes, roles and initialiser of every array.
+
+A sublayer states its parameters once, in a table. Initial values, counts, logical axes and the
+matrix view that optimisers need all follow from it.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Union
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from glu_lab.spec.ffn import Initializer
+
+#: Axes along which independent weights are stacked: drawn and updated one by one.
+STACK_AXES = ("layers", "branch")
+
+#: Standard deviation of a standard normal truncated at ±2.
+_TRUNCATED_STD = 0.87962566103423978
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parameter:
+    """One array of a model.
+
+    Attributes:
+        shape: its dimensions.
+        axes: the logical name of each dimension.
+        role: ``matrix`` for a projection inside a layer, ``embedding`` and ``head`` for the tables
+            at the model's ends, ``vector`` for the rest. Optimisers treat roles apart.
+        inputs, outputs: names of the axes that a weight contracts and produces; their sizes are
+            its fans.
+        init: initialiser, by fan.
+        start: constant initial value of a learned scalar; overrides `init`.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    role: Literal["matrix", "embedding", "head", "vector"] = "vector"
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    init: Initializer = Initializer(distribution="zeros")
+    start: float | None = None
+
+    def __post_init__(self):
+        assert len(self.shape) == len(self.axes), (self.shape, self.axes)
+
+    def size(self, axes: tuple[str, ...]) -> int:
+        """Product of the sizes of some axes; 1 for none."""
+        return math.prod(n for n, axis in zip(self.shape, self.axes, strict=True) if axis in axes)
+
+    @property
+    def count(self) -> int:
+        """Number of scalars."""
+        return math.prod(self.shape)
+
+
+Table = Mapping[str, Union[Parameter, "Table"]]
+
+
+def leaves(table: Table, prefix: str = "") -> Iterator[tuple[str, Parameter]]:
+    """Every parameter with its canonical path, ``"decoder/layers/ffn/wi"``, in table order."""
+    for name, entry in table.items():
+        path = f"{prefix}/{name}" if prefix else name
+        if isinstance(entry, Parameter):
+            yield path, entry
+        else:
+            yield from leaves(entry, path)
+
+
+def map_table(function: Callable[[str, Parameter], Any], table: Table, prefix: str = "") -> dict:
+    """A tree of the table's form with ``function(path, parameter)`` at each leaf."""
+    tree = {}
+    for name, entry in table.items():
+        path = f"{prefix}/{name}" if prefix else name
+        if isinstance(entry, Parameter):
+            tree[name] = function(path, entry)
+        else:
+            tree[name] = map_table(function, entry, path)
+    return tree
+
+
+def count(table: Table) -> int:
+    """Number of scalars in all arrays."""
+    return sum(parameter.count for _, parameter in leaves(table))
+
+
+def stack(table: Table, layers: int) -> dict:
+    """The table of `layers` independent copies, stacked along a leading ``layers`` axis."""
+
+    def stacked(_: str, p: Parameter) -> Parameter:
+        return dataclasses.replace(p, shape=(layers, *p.shape), axes=("layers", *p.axes))
+
+    return map_table(stacked, table)
+
+
+def path_key(key: Array, path: str) -> Array:
+    """A key that depends on a root key and a canonical path, and on nothing else."""
+    number = int.from_bytes(hashlib.sha256(path.encode()).digest()[:4], "big")
+    return jax.random.fold_in(key, number)
+
+
+def _draw(key: Array, parameter: Parameter, shape: tuple[int, ...], dtype: Any) -> Array:
+    init = parameter.init
+    if parameter.start is not None:
+        return jnp.full(shape, parameter.start, dtype)
+    if init.distribution in ("zeros", "ones"):
+        return jnp.full(shape, float(init.distribution == "ones"), dtype)
+    fan_in = parameter.size(parameter.inputs)
+    fan_out = parameter.size(parameter.outputs)
+    std = init.stddev(fan_in, fan_out)
+    if init.distribution == "normal":
+        return std * jax.random.normal(key, shape, dtype)
+    if init.distribution == "truncated_normal":
+        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
+        return (std / _TRUNCATED_STD) * draw
+    bound = math.sqrt(3.0) * std
+    return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+
+def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str = "") -> dict:
+    """Draws initial values.
+
+    Each array depends on (key, its canonical path, its index along the stacking axes) alone, so
+    that models share every weight they have in common, whatever else they contain, and a stack of
+    layers holds the values of its layers drawn one by one.
+
+    Args:
+        table: the parameters.
+        key: a root key, `jax.random.key(seed)`.
+        dtype: of every array.
+        prefix: canonical path of the table's root.
+
+    Returns:
+        A tree of arrays of the table's form.
+    """
+
+    def draw(path: str, parameter: Parameter) -> Array:
+        stacked = [n for n, a in zip(parameter.shape, parameter.axes, strict=True) if a in STACK_AXES]
+        rest = [n for n, a in zip(parameter.shape, parameter.axes, strict=True) if a not in STACK_AXES]
+
+        def one(key, depth):
+            if depth == len(stacked):
+                return _draw(key, parameter, tuple(rest), dtype)
+            return jax.vmap(lambda i: one(jax.random.fold_in(key, i), depth + 1))(
+                jnp.arange(stacked[depth])
+            )
+
+        array = one(path_key(key, path), 0)
+        positions = [i for i, axis in enumerate(parameter.axes) if axis in STACK_AXES]
+        return jnp.moveaxis(array, range(len(positions)), positions)
+
+    return map_table(draw, table, prefix)

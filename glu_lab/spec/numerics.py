@@ -1,0 +1,42 @@
+"""Which number format each step of the arithmetic uses, one field a step."""
+
+import dataclasses
+from typing import Literal
+
+DType = Literal["float64", "float32", "bfloat16", "float16"]
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """The number formats of a computation.
+
+    Attributes:
+        parameter_dtype: stored weights.
+        compute_dtype: operands of matrix products, and materialised activations.
+        activation_dtype: evaluation of φ.
+        accumulation_dtype: sums inside matrix products.
+        rounding_point: where the hidden state is rounded to `compute_dtype`: ``product`` multiplies
+            the branches in `activation_dtype` and rounds once; ``branch`` rounds every φ first and
+            multiplies in `compute_dtype`.
+        gradient_accumulation_dtype: sum of gradients over micro-batches.
+        optimizer_state_dtype: moments of the optimiser.
+    """
+
+    parameter_dtype: DType = "float32"
+    compute_dtype: DType = "float32"
+    activation_dtype: DType = "float32"
+    accumulation_dtype: DType = "float32"
+    rounding_point: Literal["product", "branch"] = "product"
+    gradient_accumulation_dtype: DType = "float32"
+    optimizer_state_dtype: DType = "float32"
+
+    @classmethod
+    def uniform(cls, dtype: DType) -> "Numerics":
+        """Every step in one dtype: ``Numerics.uniform("float64")`` for a proof."""
+        return cls(**{
+            field.name: dtype
+            for field in dataclasses.fields(cls)
+            if field.name.endswith("_dtype")
+        })
