@@ -141,7 +141,8 @@ class Activation:
                 f"({', '.join(row.constants) or 'none'}), got {len(values)}."
             )
         for value in values:
-            if isinstance(value, bool) or not math.isfinite(value):
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value):
                 raise SpecError(f"constants of {self.name!r} must be finite, got {value!r}.")
         name = self.name
         if name == "swish":
@@ -149,7 +150,8 @@ class Activation:
             if equal:
                 name, values = equal, ()
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "constants", tuple(float(v) for v in values))
+        # + 0.0 writes −0.0 as the 0.0 that it equals.
+        object.__setattr__(self, "constants", tuple(float(v) + 0.0 for v in values))
 
     @property
     def row(self) -> ActivationRow:

@@ -5,6 +5,7 @@ has. `encode` writes every field, so that what is written is what was built.
 """
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -18,6 +19,8 @@ from glu_lab.spec.variants import variant, variant_name
 
 T = TypeVar("T")
 
+_hints = functools.cache(typing.get_type_hints)
+
 
 def encode(value: Any) -> Any:
     """A JSON-ready form of a Spec: mappings, lists, strings, numbers.
@@ -27,12 +30,25 @@ def encode(value: Any) -> Any:
     if isinstance(value, Activation):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: _encode_field(value, f.name) for f in dataclasses.fields(value)}
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
+    if isinstance(value, float):
+        if math.isinf(value):
+            return "inf" if value > 0 else "-inf"
+        return value + 0.0  # −0.0 equals 0.0 and is written like it
     return value
+
+
+def _encode_field(spec: Any, name: str) -> Any:
+    """A field's value; an integer in a float field as the float that it equals.
+
+    Equal Specs are thus written equally, and have one hash.
+    """
+    value = getattr(spec, name)
+    if _hints(type(spec))[name] is float and isinstance(value, int):
+        value = float(value)
+    return encode(value)
 
 
 def decode(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
@@ -164,6 +180,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
             return float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SpecError(f"{path} must be a number, got {value!r}.")
+        if math.isnan(value):
+            raise SpecError(f"{path} must be a number, got NaN.")
         return float(value)
     if hint is str:
         if not isinstance(value, str):

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from glu_lab.spec.checks import check_choices
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Execution:
@@ -18,3 +20,6 @@ class Execution:
     scan_layers: bool = True
     remat: Literal["none", "block", "dots"] = "none"
     mesh: str = "data=-1,fsdp=1,model=1"
+
+    def __post_init__(self):
+        check_choices(self)

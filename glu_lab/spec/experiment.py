@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from glu_lab.errors import SpecError
+from glu_lab.spec.checks import check_choices
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.model import Model
 from glu_lab.spec.numerics import Numerics
@@ -45,6 +46,7 @@ class Data:
     logical_shards: int = 8
 
     def __post_init__(self):
+        check_choices(self)
         if self.corpus != "sotu" and not self.path:
             raise SpecError(f"data.corpus={self.corpus!r} needs data.path.")
         if not 0.0 < self.noise_density < 1.0:
@@ -83,6 +85,9 @@ class Optimizer:
     weight_decay: float = 0.0
     clip_norm: float = 0.0
 
+    def __post_init__(self):
+        check_choices(self)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -106,6 +111,9 @@ class Schedule:
     warmup: Literal["linear", "constant"] = "constant"
     decay_fraction: float = 0.1
     final_fraction: float = 0.0
+
+    def __post_init__(self):
+        check_choices(self)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

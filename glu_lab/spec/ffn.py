@@ -14,6 +14,7 @@ from typing import Literal
 
 from glu_lab.errors import SpecError
 from glu_lab.spec.activation import Activation
+from glu_lab.spec.checks import check_choices
 
 Clamp = tuple[float, float]
 
@@ -38,6 +39,7 @@ class Initializer:
     fan: Literal["in", "out", "avg", "none"] = "in"
 
     def __post_init__(self):
+        check_choices(self)
         if not (math.isfinite(self.scale) and self.scale >= 0):
             raise SpecError(f"initializer scale must be finite and ≥ 0, got {self.scale!r}.")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from glu_lab.errors import SpecError
+from glu_lab.spec.checks import check_choices
 from glu_lab.spec.ffn import FFN, Initializer
 
 
@@ -74,6 +75,7 @@ class Norm:
     placement: Literal["pre", "post"] = "pre"
 
     def __post_init__(self):
+        check_choices(self)
         if self.kind == "rmsnorm" and self.bias:
             raise SpecError("rmsnorm has no bias; set norm.bias=False or norm.kind='layernorm'.")
         if not self.eps >= 0:
@@ -98,6 +100,18 @@ class Positions:
     num_buckets: int = 32
     max_distance: int = 128
     relative_init: Initializer = Initializer()
+
+    def __post_init__(self):
+        check_choices(self)
+        if self.kind == "relative" and (self.num_buckets < 4 or self.num_buckets % 2):
+            raise SpecError(
+                f"positions num_buckets must be even and ≥ 4, got {self.num_buckets!r}."
+            )
+        if self.kind == "relative" and self.max_distance <= self.num_buckets // 2:
+            raise SpecError(
+                f"positions max_distance={self.max_distance} must be over num_buckets/2="
+                f"{self.num_buckets // 2}, the distances that have a bucket of their own."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -143,6 +157,7 @@ class Model:
     depth_scaled_output: bool = False
 
     def __post_init__(self):
+        check_choices(self)
         for name in ("vocab_size", "d_model", "num_layers", "max_length"):
             if getattr(self, name) < 1:
                 raise SpecError(f"model {name} must be ≥ 1, got {getattr(self, name)!r}.")
@@ -157,6 +172,8 @@ class Model:
             )
         if self.positions.kind == "rope" and self.attention.head_dim % 2:
             raise SpecError(f"rope needs an even head_dim, got {self.attention.head_dim}.")
+        if self.positions.kind == "sinusoidal" and self.d_model % 2:
+            raise SpecError(f"sinusoidal positions need an even d_model, got {self.d_model}.")
         for name in ("residual_dropout", "embedding_dropout", "final_dropout"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise SpecError(f"{name} must be in [0, 1), got {getattr(self, name)!r}.")

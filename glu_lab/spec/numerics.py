@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+from glu_lab.spec.checks import check_choices
+
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -15,7 +17,8 @@ class Numerics:
     Attributes:
         parameter_dtype: stored weights.
         compute_dtype: operands of matrix products, and materialised activations.
-        activation_dtype: evaluation of φ.
+        activation_dtype: argument and value of φ; narrower formats than float32 are evaluated in
+            float32 and rounded once.
         accumulation_dtype: sums inside matrix products.
         rounding_point: where the hidden state is rounded to `compute_dtype`: ``product`` multiplies
             the branches in `activation_dtype` and rounds once; ``branch`` rounds every φ first and
@@ -32,11 +35,16 @@ class Numerics:
     gradient_accumulation_dtype: DType = "float32"
     optimizer_state_dtype: DType = "float32"
 
+    def __post_init__(self):
+        check_choices(self)
+
     @classmethod
     def uniform(cls, dtype: DType) -> "Numerics":
         """Every step in one dtype: ``Numerics.uniform("float64")`` for a proof."""
-        return cls(**{
-            field.name: dtype
-            for field in dataclasses.fields(cls)
-            if field.name.endswith("_dtype")
-        })
+        return cls(
+            **{
+                field.name: dtype
+                for field in dataclasses.fields(cls)
+                if field.name.endswith("_dtype")
+            }
+        )

@@ -1,0 +1,1 @@
+"""Reading and writing: atomic files, Orbax checkpoints."""

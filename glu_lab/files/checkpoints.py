@@ -1,0 +1,139 @@
+"""Checkpoints of a training run, by Orbax; the only place that imports it.
+
+A checkpoint holds the state (parameters, optimiser, step, RNG), and a JSON document with the data
+iterator and the loop's own counters, under one step. A save that fails leaves the earlier
+checkpoints as they are.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from glu_lab.errors import RecordError
+
+_STATE, _LOOP = "state", "loop"
+_METRIC = "log_perplexity"
+
+# Orbax tells every save at INFO through absl; the run's own record is enough.
+logging.getLogger("absl").setLevel(logging.WARNING)
+
+
+class Checkpoints:
+    """The checkpoints of one run directory.
+
+    Attributes:
+        directory: the folder that holds them.
+    """
+
+    def __init__(self, directory: Path, keep: int):
+        """Opens or creates the folder.
+
+        Args:
+            directory: absolute or relative path.
+            keep: how many of the newest are kept; the one with the lowest validation loss is kept
+                as well.
+
+        Raises:
+            RecordError: when the folder cannot be made or read.
+        """
+        policies = ocp.training.preservation_policies
+        self.directory = Path(directory).absolute()
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._checkpointer = ocp.training.Checkpointer(
+                self.directory,
+                preservation_policy=policies.AnyPreservationPolicy([
+                    policies.LatestN(max(1, keep)),
+                    policies.BestN(
+                        # Orbax keeps the end of the sorted list: descending puts the lowest there.
+                        get_metric_fn=lambda metrics: metrics[_METRIC],
+                        reverse=True,
+                        n=1,
+                        keep_checkpoints_without_metrics=False,
+                    ),
+                ]),
+                cleanup_tmp_directories=True,
+            )
+        except (OSError, ValueError) as error:
+            raise RecordError(f"checkpoints in {directory} cannot be opened: {error}") from error
+
+    def latest(self) -> int | None:
+        """The newest complete step; None where there is none."""
+        newest = self._checkpointer.latest
+        return None if newest is None else newest.step
+
+    def steps(self) -> list[int]:
+        """All complete steps, in order."""
+        return sorted(checkpoint.step for checkpoint in self._checkpointer.checkpoints)
+
+    def save(
+        self, step: int, state: Any, loop: Mapping[str, Any], log_perplexity: float | None = None
+    ) -> None:
+        """Writes one checkpoint and waits until it is whole.
+
+        Args:
+            step: optimiser steps done.
+            state: a tree of arrays, typed keys included.
+            loop: JSON-ready; the data iterator's state and the loop's counters.
+            log_perplexity: validation loss at this step, which decides what is best.
+
+        Raises:
+            RecordError: when it could not be written; the message names the last good step.
+        """
+        # As text: a tree of numbers would come back in the widths that arrays have.
+        document = {"json": json.dumps(dict(loop), allow_nan=False)}
+        last = self.latest()
+        try:
+            self._checkpointer.save_checkpointables(
+                step,
+                {_STATE: state, _LOOP: document},
+                metrics=None if log_perplexity is None else {_METRIC: log_perplexity},
+                force=True,
+            )
+        except Exception as error:
+            kept = "none yet" if last is None else f"step {last}"
+            raise RecordError(
+                f"the checkpoint of step {step} was not written to {self.directory}: {error}. "
+                f"The last good one ({kept}) is unharmed."
+            ) from error
+
+    def load(self, abstract_state: Any, step: int | None = None) -> tuple[int, Any, dict[str, Any]]:
+        """Reads a checkpoint.
+
+        Args:
+            abstract_state: shapes, dtypes and shardings wanted; shardings may differ from those
+                saved, and are the first device where none is given.
+            step: None for the newest.
+
+        Returns:
+            (step, state, loop document).
+
+        Raises:
+            RecordError: when there is none, or it does not fit.
+        """
+        step = self.latest() if step is None else step
+        if step is None or step not in self.steps():
+            raise RecordError(
+                f"no checkpoint of step {step} in {self.directory}; there are {self.steps()}."
+            )
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        wanted = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here),
+            abstract_state,
+        )
+        try:
+            loaded = self._checkpointer.load_checkpointables(step, {_STATE: wanted, _LOOP: None})
+        except Exception as error:
+            raise RecordError(
+                f"the checkpoint of step {step} in {self.directory} cannot be read: {error}"
+            ) from error
+        return step, loaded[_STATE], json.loads(loaded[_LOOP]["json"])
+
+    def close(self) -> None:
+        """Releases the folder."""
+        self._checkpointer.close()

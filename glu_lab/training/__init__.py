@@ -1,0 +1,1 @@
+"""Optimisers, the compiled step, evaluation, telemetry, checkpoints and the loop."""

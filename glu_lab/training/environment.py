@@ -1,0 +1,76 @@
+"""Where a run ran: device, cores, libraries, flags, revision."""
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from glu_lab import __version__
+from glu_lab.spec.codec import encode
+from glu_lab.spec.execution import Execution
+from glu_lab.spec.identity import digest
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "sentencepiece", "numpy")
+_JAX_FLAGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
+
+
+def source_revision() -> str | None:
+    """The commit of the source tree, with ``-dirty`` for local changes; None outside of one."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
+        ).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", "glu_lab")
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def execution_facts(execution: Execution) -> dict[str, Any]:
+    """Everything but the identity that can move the last bits of a result."""
+    device = jax.devices()[0]
+    return {
+        "execution": encode(execution),
+        "backend": device.platform,
+        "device_kind": device.device_kind,
+        "device_count": jax.device_count(),
+        "process_count": jax.process_count(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "machine": platform.machine(),
+        "jax": jax.__version__,
+        "jaxlib": metadata.version("jaxlib"),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "jax_flags": {name: str(getattr(jax.config, name)) for name in _JAX_FLAGS},
+    }
+
+
+def execution_hash(execution: Execution) -> str:
+    """The hash of `execution_facts`. Two runs of one identity are bit-identical when it is equal."""
+    return digest(execution_facts(execution))
+
+
+def environment(execution: Execution) -> dict[str, Any]:
+    """One session's environment, for the record."""
+    return {
+        "execution_hash": execution_hash(execution),
+        **execution_facts(execution),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "glu_lab": __version__,
+        "revision": source_revision(),
+        "libraries": {name: metadata.version(name) for name in _LIBRARIES},
+    }

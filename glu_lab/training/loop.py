@@ -1,0 +1,397 @@
+"""The training loop, top to bottom.
+
+The next step is dispatched before the metrics of the last one are read, so that the device never
+waits for the host. Everything that a resumed run needs is in the checkpoint: state, data iterator,
+and the sums of the unfinished log window.
+"""
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from glu_lab.budget import ledger
+from glu_lab.errors import DataError
+from glu_lab.files.checkpoints import Checkpoints
+from glu_lab.layers.params import count, leaves
+from glu_lab.models import parameters
+from glu_lab.spec.experiment import Experiment
+from glu_lab.spec.formula import formula
+from glu_lab.spec.identity import identity_hash
+from glu_lab.spec.manifest import manifest
+from glu_lab.spec.variants import variant_name
+from glu_lab.training import telemetry
+from glu_lab.training.environment import environment, execution_hash, source_revision
+from glu_lab.training.evaluation import Totals, evaluate, metrics
+from glu_lab.training.programs import Programs, dropout_key, program_key, programs
+from glu_lab.training.record import RunDirectory
+from glu_lab.training.schedule import learning_rate
+from glu_lab.training.tensorboard import event_writer
+
+#: Called with each line of metrics, and with ``{"kind": "status", "step", "message"}``.
+Progress = Callable[[Mapping[str, Any]], None]
+
+#: Statuses after which there is nothing left to train.
+FINAL = ("complete", "diverged")
+
+
+def train(
+    experiment: Experiment,
+    workdir: Path,
+    *,
+    dataset: Any = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Trains one run, or takes it up where it stopped.
+
+    Args:
+        experiment: the run.
+        workdir: its folder: empty, or of this same run.
+        dataset: a loaded `glu_lab.data.TextDataset` of ``experiment.data``; None loads it.
+        progress: for a display.
+
+    Returns:
+        The summary, as in ``summary.json``. Its ``status`` is ``complete``; ``diverged`` after a
+        non-finite loss or gradient, with step and place in ``error``; or ``interrupted`` after
+        Ctrl-C or SIGTERM, with a checkpoint to go on from.
+
+    Raises:
+        RecordError: for a foreign folder, a run of another identity, or a disk that takes no more.
+        DataError: for data that do not fit.
+        SpecError: for a mesh or batch that does not fit the devices.
+    """
+    report = progress or (lambda entry: None)
+    if dataset is None:
+        from glu_lab.data import load
+
+        dataset = load(
+            experiment.data,
+            progress=lambda line: report({"kind": "status", "step": 0, "message": line}),
+        )
+    if dataset.spec != experiment.data:
+        raise DataError("the dataset given was loaded from another data Spec than the experiment's.")
+    program = programs(program_key(experiment, dataset))
+    run = RunDirectory(Path(workdir))
+    run.claim(
+        experiment,
+        manifest(
+            experiment,
+            dataset.fingerprint,
+            parameters=_described(experiment),
+            revision=source_revision(),
+        ),
+        environment(experiment.execution),
+    )
+    finished = run.summary()
+    if finished is not None and finished["status"] in FINAL:
+        return finished
+    (run.path / "summary.json").unlink(missing_ok=True)
+    checkpoints = Checkpoints(run.path / "checkpoints", experiment.recording.keep)
+    try:
+        return _Session(experiment, run, checkpoints, dataset, program, report).run()
+    finally:
+        checkpoints.close()
+        run.close()
+
+
+def _described(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """The parameter table as plain data, for the manifest."""
+    return {
+        path: {
+            "shape": list(p.shape),
+            "axes": list(p.axes),
+            "initial_std": p.init.stddev(p.size(p.inputs), p.size(p.outputs)),
+        }
+        for path, p in leaves(parameters(experiment.model))
+    }
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Counters:
+    """What a run has done so far; all of it survives a resume."""
+
+    tokens_seen: int = 0
+    positions: int = 0
+    train_seconds: float = 0.0
+    window: Totals = dataclasses.field(default_factory=Totals)
+    window_seconds: float = 0.0
+    window_positions: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "window": self.window.state()}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> "_Counters":
+        return cls(**{**state, "window": Totals.from_state(state["window"])})
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Step:
+    """One dispatched step whose metrics may not be read yet."""
+
+    number: int
+    batch: Any
+    learning_rate: float
+    out: Mapping[str, Any]
+
+
+class _Diverged(Exception):
+    """A non-finite loss or gradient."""
+
+    def __init__(self, step: _Step):
+        super().__init__(step.number)
+        self.step = step
+
+
+class _Signals:
+    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step.
+
+    A second one interrupts at once. Outside of the main thread signals cannot be caught, and
+    nothing is changed.
+    """
+
+    def __init__(self) -> None:
+        self.stop = False
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Signals":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def _handle(self, number: int, frame: Any) -> None:
+        if self.stop:
+            raise KeyboardInterrupt
+        self.stop = True
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+
+class _Session:
+    """One process's work on a run."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        run: RunDirectory,
+        checkpoints: Checkpoints,
+        dataset: Any,
+        program: Programs,
+        report: Progress,
+    ):
+        self.experiment, self.record, self.checkpoints = experiment, run, checkpoints
+        self.dataset, self.program, self.report = dataset, program, report
+        self.counters = _Counters()
+        self.events = event_writer(run.path, experiment.recording.tensorboard)
+        self.iterator = dataset.train_iterator(
+            seed=experiment.seed, batch_size=experiment.training.batch_size
+        )
+        # Positions that the model reads in one step: encoder and decoder, or the rows.
+        batch = dataset.batch_spec(experiment.training.batch_size)
+        self.positions = sum(
+            int(np.prod(batch[name][0]))
+            for name in ("encoder_tokens", "decoder_tokens", "tokens")
+            if name in batch
+        )
+        self.last_evaluation: tuple[int, dict[str, Any]] | None = None
+        self.last_telemetry: dict[str, Any] | None = None
+        self.started = time.time()
+
+    def run(self) -> dict[str, Any]:
+        training, recording = self.experiment.training, self.experiment.recording
+        self._status(0, "compiling")
+        self.program.compile()
+        number, state = self._start()
+        self.record.open_metrics(number)
+        last: _Step | None = None
+        with _Signals() as signals, self.events:
+            clock = time.perf_counter()
+            try:
+                while number < training.steps:
+                    batch = self.program.put_batch(next(self.iterator))
+                    rate = learning_rate(training.schedule, number, training.steps)
+                    state, out = self.program.train(state, batch, np.float32(rate))
+                    number += 1
+                    if last is not None:
+                        self._account(last)
+                    last = _Step(number=number, batch=batch, learning_rate=rate, out=out)
+
+                    due = {
+                        name: number == training.steps or (every > 0 and number % every == 0)
+                        for name, every in (
+                            ("log", recording.log_every),
+                            ("evaluate", recording.eval_every),
+                            ("telemetry", recording.telemetry_every),
+                            ("save", recording.checkpoint_every),
+                        )
+                    }
+                    if not (any(due.values()) or signals.stop):
+                        continue
+                    step, last = last, None
+                    self._account(step)
+                    self._add_time(time.perf_counter() - clock)
+                    if due["log"]:
+                        self._log(step)
+                    if due["evaluate"]:
+                        self._evaluate(number, state)
+                    if due["telemetry"]:
+                        self._telemetry(step, state)
+                    if due["save"] or signals.stop:
+                        self._save(number, state)
+                    if signals.stop:
+                        return self._finish("interrupted", number)
+                    clock = time.perf_counter()
+                self._evaluate(number, state)
+                return self._finish("complete", number)
+            except _Diverged as stop:
+                return self._diverged(stop.step, state)
+
+    # Beginning and end.
+
+    def _start(self) -> tuple[int, Any]:
+        """Initial state, or that of the newest checkpoint."""
+        if self.checkpoints.latest() is None:
+            return 0, self.program.init(self.program.put_key(self.experiment.seed))
+        step, state, loop = self.checkpoints.load(self.program.abstract_state())
+        self.iterator.set_state(loop["iterator"])
+        self.counters = _Counters.from_json(loop["counters"])
+        self.last_telemetry = loop["telemetry"]
+        self._status(step, f"resumed at step {step}")
+        return step, state
+
+    def _save(self, step: int, state: Any) -> None:
+        measured = None
+        if self.last_evaluation is not None and self.last_evaluation[0] == step:
+            measured = self.last_evaluation[1]["log_perplexity"]
+        loop = {
+            "iterator": self.iterator.get_state(),
+            "counters": self.counters.to_json(),
+            "telemetry": self.last_telemetry,
+            "identity_hash": identity_hash(self.experiment, self.dataset.fingerprint),
+        }
+        self.checkpoints.save(step, state, loop, measured)
+
+    def _finish(self, status: str, step: int, error: str | None = None) -> dict[str, Any]:
+        model, c = self.experiment.model, self.counters
+        measured: Mapping[str, Any] = {}
+        if status == "complete" and self.last_evaluation is not None:
+            measured = self.last_evaluation[1]
+        cost = ledger(model.ffn)
+        summary = {
+            "status": status,
+            "variant": variant_name(model.ffn),
+            "formula": formula(model.ffn),
+            "d_ff": model.ffn.d_ff,
+            "seed": self.experiment.seed,
+            "steps": step,
+            "log_perplexity": measured.get("log_perplexity"),
+            "log_perplexity_se": measured.get("log_perplexity_se"),
+            "perplexity": measured.get("perplexity"),
+            "bits_per_byte": measured.get("bits_per_byte"),
+            "accuracy": measured.get("accuracy"),
+            "validation_tokens": measured.get("tokens"),
+            "non_finite": measured.get("non_finite"),
+            "params": count(parameters(model)),
+            "ffn_params": cost.params,
+            "macs_per_token": cost.macs_per_token,
+            "tokens_seen": c.tokens_seen,
+            "tokens_per_second": c.positions / c.train_seconds if c.train_seconds else None,
+            "train_seconds": c.train_seconds,
+            "wall_seconds": time.time() - self.started,
+            "exact_zero_fraction": self.last_telemetry
+            and telemetry.exact_zero_fraction(self.last_telemetry),
+            "identity_hash": identity_hash(self.experiment, self.dataset.fingerprint),
+            "execution_hash": execution_hash(self.experiment.execution),
+            "data_fingerprint": self.dataset.fingerprint,
+            "error": error,
+        }
+        self.record.write_summary(summary)
+        return summary
+
+    def _diverged(self, step: _Step, state: Any) -> dict[str, Any]:
+        """Names the place of a non-finite number; the state is still that before the step."""
+        key = dropout_key(state["rng"], state["step"])
+        sown = self.program.observe(state["params"], step.batch, key)
+        place = telemetry.first_non_finite(telemetry.report(jax.device_get(sown)))
+        if place is None and bool(np.isfinite(step.out["sums"]["nats"])):
+            rms = jax.device_get(self.program.gradients(state, step.batch))
+            bad = [
+                f"{path} layer {layer}" if np.ndim(value) else path
+                for path, value in rms.items()
+                for layer in np.flatnonzero(~np.isfinite(np.atleast_1d(value)))
+            ]
+            place = "the gradient of " + (", ".join(bad[:5]) or "no parameter by itself")
+        place = place or "the logits"
+        message = f"non-finite at step {step.number}: {place}"
+        self._write({"step": step.number, "kind": "diverged", "message": message})
+        return self._finish("diverged", step.number, message)
+
+    # Inside the loop.
+
+    def _account(self, step: _Step) -> None:
+        """Reads one step's sums; the step after it is running meanwhile."""
+        if not bool(step.out["finite"]):
+            raise _Diverged(step)
+        c, before = self.counters, self.counters.window.tokens
+        c.window.add(jax.device_get(step.out["sums"]))
+        c.tokens_seen += c.window.tokens - before
+        c.positions += self.positions
+        c.window_positions += self.positions
+
+    def _add_time(self, seconds: float) -> None:
+        self.counters.train_seconds += seconds
+        self.counters.window_seconds += seconds
+
+    def _log(self, step: _Step) -> None:
+        c, training = self.counters, self.experiment.training
+        entry = {
+            "step": step.number,
+            "kind": "train",
+            "loss": c.window.mean,
+            "tokens": c.window.tokens,
+            "accuracy": c.window.correct / c.window.tokens if c.window.tokens else None,
+            "learning_rate": step.learning_rate,
+            "gradient_norm": float(step.out["gradient_norm"]),
+        }
+        if training.z_loss and c.window.tokens:
+            entry["z_loss"] = training.z_loss * c.window.z_squared / c.window.tokens
+        entry["tokens_per_second"] = c.window_positions / c.window_seconds
+        c.window, c.window_seconds, c.window_positions = Totals(), 0.0, 0
+        self._write(entry)
+
+    def _evaluate(self, step: int, state: Any) -> None:
+        if self.last_evaluation is not None and self.last_evaluation[0] == step:
+            return
+        batches = self.dataset.validation(self.experiment.eval_batch_size)
+        totals = evaluate(
+            self.program.evaluate, state["params"], map(self.program.put_batch, batches)
+        )
+        causal = self.experiment.data.objective == "causal_lm"
+        measured = metrics(totals, utf8_bytes=self.dataset.validation_bytes if causal else None)
+        self.last_evaluation = (step, measured)
+        self._write({"step": step, "kind": "eval", **measured})
+
+    def _telemetry(self, step: _Step, state: Any) -> None:
+        key = dropout_key(state["rng"], step.number)
+        sown = self.program.observe(state["params"], step.batch, key)
+        observed = telemetry.report(jax.device_get(sown))
+        self.last_telemetry = observed
+        rms = jax.tree.map(lambda x: np.asarray(x).tolist(), jax.device_get(step.out["rms"]))
+        self._write({"step": step.number, "kind": "telemetry", "ffn": observed, "rms": rms})
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self.record.write_metrics(entry)
+        self.events.write(entry)
+        self.report(entry)
+
+    def _status(self, step: int, message: str) -> None:
+        self.report({"kind": "status", "step": step, "message": message})

@@ -1,0 +1,308 @@
+"""The compiled programs of a run, shared by every run of the same shape.
+
+Seeds, learning rates and data are arguments. Everything that changes the program is in a
+`ProgramKey`; two runs with equal keys use one compilation.
+"""
+
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from glu_lab.errors import SpecError
+from glu_lab.layers.loss import cross_entropy
+from glu_lab.models import Transformer, parameters
+from glu_lab.models.transformer import INTERMEDIATES
+from glu_lab.sharding.mesh import batch_sharding, make_mesh, replicated
+from glu_lab.spec.execution import Execution
+from glu_lab.spec.experiment import Experiment, Optimizer
+from glu_lab.spec.model import Model
+from glu_lab.spec.numerics import Numerics
+from glu_lab.training import optimizers, telemetry
+
+Batch = Mapping[str, Array]
+BatchSpec = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramKey:
+    """Everything that a compiled program depends on.
+
+    Attributes:
+        model, numerics, execution, optimizer, microbatches, z_loss: as in the Experiment.
+        train_batch, eval_batch: names and shapes of the int32 arrays of a batch.
+    """
+
+    model: Model
+    numerics: Numerics
+    execution: Execution
+    optimizer: Optimizer
+    microbatches: int
+    z_loss: float
+    train_batch: BatchSpec
+    eval_batch: BatchSpec
+
+
+def program_key(experiment: Experiment, dataset: Any) -> ProgramKey:
+    """The key of an experiment's programs on a dataset."""
+
+    def shapes(batch_size: int) -> BatchSpec:
+        return tuple((k, tuple(s)) for k, (s, _) in dataset.batch_spec(batch_size).items())
+
+    return ProgramKey(
+        model=experiment.model,
+        numerics=experiment.numerics,
+        execution=experiment.execution,
+        optimizer=experiment.training.optimizer,
+        microbatches=experiment.training.microbatches,
+        z_loss=experiment.training.z_loss,
+        train_batch=shapes(experiment.training.batch_size),
+        eval_batch=shapes(experiment.eval_batch_size),
+    )
+
+
+def dropout_key(rng: Array, step: Array | int, microbatch: Array | int = 0) -> Array:
+    """The key of one micro-batch's dropout, from the run's root key."""
+    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(rng, 1), step), microbatch)
+
+
+def _rms_by_path(tree: Any) -> dict[str, Array]:
+    """Root mean square of every array; one number a layer for stacked ones."""
+    out = {}
+    for path, x in optimizers.flatten(tree).items():
+        layered = "/layers/" in f"/{path}"
+        axes = tuple(range(1 if layered else 0, x.ndim))
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        out[path] = jnp.sqrt(jnp.mean(jnp.square(wide), axis=axes))
+    return out
+
+
+class Programs:
+    """Compiled functions of one `ProgramKey`; each is compiled once, when first asked for.
+
+    * ``init(key)`` → state
+    * ``train(state, batch, learning_rate)`` → (state, metrics); the state is donated
+    * ``evaluate(params, batch)`` → sums, as `glu_lab.layers.loss.cross_entropy`
+    * ``observe(params, batch, dropout_key)`` → sown statistics
+    * ``gradients(state, batch)`` → RMS of every gradient, to name the one that is not finite
+
+    A state is a dict: ``params``, ``optimizer``, ``step`` (int32), ``rng`` (the run's root key),
+    ``finite`` (False from the first non-finite step on, which keeps every later step from
+    changing anything).
+    """
+
+    def __init__(self, key: ProgramKey):
+        self.key = key
+        self._mesh = make_mesh(key.execution.mesh)
+        self._check_batches()
+        self._lock = threading.Lock()
+        self._compiled: dict[str, Any] = {}
+        self._transformer = Transformer(key.model, key.numerics, key.execution)
+        self._rule = optimizers.build(key.optimizer, parameters(key.model), key.numerics)
+
+    def _check_batches(self) -> None:
+        data = self._mesh.shape["data"]
+        parts = {
+            "training.batch_size / training.microbatches": (
+                self.key.train_batch[0][1][0] // self.key.microbatches
+            ),
+            "eval_batch_size": self.key.eval_batch[0][1][0],
+        }
+        for name, size in parts.items():
+            if size % data:
+                raise SpecError(
+                    f"{name} = {size} does not divide over the {data} devices of mesh axis 'data'; "
+                    f"the nearest sizes that do are {size // data * data or data} and "
+                    f"{-(-size // data) * data}."
+                )
+
+    # What is computed.
+
+    def _init(self, key: Array) -> dict[str, Any]:
+        params = self._transformer.init(key)["params"]
+        return {
+            "params": params,
+            "optimizer": self._rule.init(params),
+            "step": jnp.int32(0),
+            "rng": key,
+            "finite": jnp.bool_(True),
+        }
+
+    def _sums(self, params: Any, batch: Batch, dropout_key: Array | None) -> dict[str, Array]:
+        logits = self._transformer.apply({"params": params}, batch, dropout_key=dropout_key)
+        return cross_entropy(logits, batch["targets"], batch["weights"])
+
+    def _gradients(self, state: Any, batch: Batch) -> tuple[dict[str, Array], Any]:
+        """Summed losses and the gradient of the mean loss per counted token.
+
+        Micro-batches are weighted by their tokens: the denominator is the whole batch's.
+        """
+        key = self.key
+        accumulate = jnp.dtype(key.numerics.gradient_accumulation_dtype)
+        tokens = jnp.maximum(jnp.sum((batch["weights"] > 0).astype(jnp.int32)), 1)
+
+        def loss(params: Any, part: Batch, dropout_key: Array) -> tuple[Array, Any]:
+            sums = self._sums(params, part, dropout_key)
+            total = sums["nats"]
+            if key.z_loss:
+                total = total + key.z_loss * sums["z_squared"]
+            return total / tokens.astype(total.dtype), sums
+
+        gradient = jax.grad(loss, has_aux=True)
+        def drops(microbatch: Array | int) -> Array:
+            return dropout_key(state["rng"], state["step"], microbatch)
+
+        if key.microbatches == 1:
+            grads, sums = gradient(state["params"], batch, drops(0))
+            return sums, grads
+        parts = jax.tree.map(lambda x: x.reshape(key.microbatches, -1, *x.shape[1:]), dict(batch))
+
+        def add(total: Any, indexed: Any) -> tuple[Any, Any]:
+            index, part = indexed
+            grads, sums = gradient(state["params"], part, drops(index))
+            return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), sums
+
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, accumulate), state["params"])
+        grads, sums = jax.lax.scan(add, zeros, (jnp.arange(key.microbatches), parts))
+        grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state["params"])
+        return jax.tree.map(lambda s: s.sum(axis=0), sums), grads
+
+    def _train(self, state: Any, batch: Batch, learning_rate: Array) -> tuple[Any, Any]:
+        sums, grads = self._gradients(state, batch)
+        norm = optax.global_norm(grads)
+        limit = self.key.optimizer.clip_norm
+        if limit:
+            shrink = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
+            grads = jax.tree.map(lambda g: g * shrink.astype(g.dtype), grads)
+        direction, optimizer = self._rule.update(grads, state["optimizer"], state["params"])
+        update = jax.tree.map(
+            lambda p, d: (learning_rate.astype(d.dtype) * d).astype(p.dtype),
+            state["params"],
+            direction,
+        )
+        finite = state["finite"] & jnp.isfinite(sums["nats"]) & jnp.isfinite(norm)
+        new = {
+            "params": jax.tree.map(jnp.subtract, state["params"], update),
+            "optimizer": optimizer,
+            "step": state["step"] + 1,
+        }
+        kept = {
+            name: jax.tree.map(lambda a, b: jnp.where(finite, a, b), value, state[name])
+            for name, value in new.items()
+        }
+        kept |= {"rng": state["rng"], "finite": finite}
+        metrics = {
+            "sums": sums,
+            "gradient_norm": norm,
+            "finite": finite,
+            "rms": {
+                "parameter": _rms_by_path(kept["params"]),
+                "gradient": _rms_by_path(grads),
+                "update": _rms_by_path(update),
+            },
+        }
+        return kept, metrics
+
+    def _observe(self, params: Any, batch: Batch, dropout_key: Array) -> Any:
+        observed = Transformer(
+            self.key.model,
+            self.key.numerics,
+            self.key.execution,
+            telemetry.observer(self.key.model.ffn),
+        )
+        _, sown = observed.apply(
+            {"params": params}, batch, dropout_key=dropout_key, mutable=[INTERMEDIATES]
+        )
+        return sown
+
+    # How it is compiled.
+
+    def _abstract(self) -> dict[str, Any]:
+        split, whole = batch_sharding(self._mesh), replicated(self._mesh)
+
+        def batch(spec: BatchSpec) -> dict[str, Any]:
+            return {
+                name: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=split) for name, shape in spec
+            }
+
+        key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=whole)
+        state = self.abstract_state()
+        rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
+        train, evaluate = batch(self.key.train_batch), batch(self.key.eval_batch)
+        return {
+            "init": (self._init, (key,), ()),
+            "train": (self._train, (state, train, rate), (0,)),
+            "evaluate": (lambda p, b: self._sums(p, b, None), (state["params"], evaluate), ()),
+            "observe": (self._observe, (state["params"], train, key), ()),
+            "gradients": (
+                lambda s, b: _rms_by_path(self._gradients(s, b)[1]),
+                (state, train),
+                (),
+            ),
+        }
+
+    def _get(self, name: str) -> Callable[..., Any]:
+        with self._lock:
+            if name not in self._compiled:
+                function, arguments, donated = self._abstract()[name]
+                jitted = jax.jit(function, donate_argnums=donated)
+                self._compiled[name] = jitted.lower(*arguments).compile()
+            return self._compiled[name]
+
+    def compile(self) -> None:
+        """Compiles what every run needs; safe to call from another thread."""
+        for name in ("init", "train", "evaluate", "observe"):
+            self._get(name)
+
+    @property
+    def init(self) -> Callable[[Array], Any]:
+        """Key → state."""
+        return self._get("init")
+
+    @property
+    def train(self) -> Callable[[Any, Batch, Array], tuple[Any, Any]]:
+        """(State, batch, learning rate) → (state, metrics)."""
+        return self._get("train")
+
+    @property
+    def evaluate(self) -> Callable[[Any, Batch], dict[str, Array]]:
+        """(Parameters, batch) → sums."""
+        return self._get("evaluate")
+
+    @property
+    def observe(self) -> Callable[[Any, Batch, Array], Any]:
+        """(Parameters, batch, dropout key) → sown statistics."""
+        return self._get("observe")
+
+    @property
+    def gradients(self) -> Callable[[Any, Batch], dict[str, Array]]:
+        """(State, batch) → RMS of every gradient."""
+        return self._get("gradients")
+
+    def abstract_state(self) -> Any:
+        """Shapes, dtypes and shardings of a state, for loading one."""
+        whole = replicated(self._mesh)
+        state = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state
+        )
+
+    def put_batch(self, batch: Mapping[str, Any]) -> Batch:
+        """Host arrays on the mesh."""
+        return jax.device_put(dict(batch), batch_sharding(self._mesh))
+
+    def put_key(self, seed: int) -> Array:
+        """A run's root key on the mesh."""
+        return jax.device_put(jax.random.key(seed), replicated(self._mesh))
+
+
+@functools.lru_cache(maxsize=16)
+def programs(key: ProgramKey) -> Programs:
+    """The programs of a key, compiled at most once a process."""
+    return Programs(key)
