@@ -85,13 +85,13 @@ class Checkpoints:
         Raises:
             RecordError: when it could not be written; the message names the last good step.
         """
-        # As text: a tree of numbers would come back in the widths that arrays have.
-        document = {"json": json.dumps(dict(loop), allow_nan=False)}
+        document = json.loads(json.dumps({_LOOP: dict(loop)}, allow_nan=False))
         last = self.latest()
         try:
             self._checkpointer.save_checkpointables(
                 step,
-                {_STATE: state, _LOOP: document},
+                {_STATE: state},
+                custom_metadata=document,
                 metrics=None if log_perplexity is None else {_METRIC: log_perplexity},
                 force=True,
             )
@@ -127,12 +127,13 @@ class Checkpoints:
             abstract_state,
         )
         try:
-            loaded = self._checkpointer.load_checkpointables(step, {_STATE: wanted, _LOOP: None})
+            loaded = self._checkpointer.load_checkpointables(step, {_STATE: wanted})
+            document: Any = self._checkpointer.metadata(step).custom_metadata
         except Exception as error:
             raise RecordError(
                 f"the checkpoint of step {step} in {self.directory} cannot be read: {error}"
             ) from error
-        return step, loaded[_STATE], json.loads(loaded[_LOOP]["json"])
+        return step, loaded[_STATE], document[_LOOP]
 
     def close(self) -> None:
         """Releases the folder."""

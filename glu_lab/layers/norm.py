@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from glu_lab.layers.params import Parameter
@@ -21,9 +22,11 @@ def parameters(spec: Norm, width: int, axis: str = "embed") -> dict[str, Paramet
     return table
 
 
-def apply(params: Mapping[str, Array], x: Float[Array, "... D"], spec: Norm) -> Float[Array, "... D"]:
+def apply(
+    params: Mapping[str, Array], x: Float[Array, "... D"], spec: Norm
+) -> Float[Array, "... D"]:
     """Normalises the last axis, with statistics in float32 at least, and keeps x's dtype."""
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = np.promote_types(x.dtype, np.float32)
     wide = x.astype(dtype)
     if spec.kind == "layernorm":
         wide = wide - wide.mean(axis=-1, keepdims=True)

@@ -5,6 +5,7 @@ matrix view that optimisers need all follow from it.
 """
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -104,22 +105,28 @@ def path_key(key: Array, path: str) -> Array:
     return jax.random.fold_in(key, number)
 
 
-def _draw(key: Array, parameter: Parameter, shape: tuple[int, ...], dtype: Any) -> Array:
-    init = parameter.init
-    if parameter.start is not None:
-        return jnp.full(shape, parameter.start, dtype)
-    if init.distribution in ("zeros", "ones"):
-        return jnp.full(shape, float(init.distribution == "ones"), dtype)
-    fan_in = parameter.size(parameter.inputs)
-    fan_out = parameter.size(parameter.outputs)
-    std = init.stddev(fan_in, fan_out)
-    if init.distribution == "normal":
-        return std * jax.random.normal(key, shape, dtype)
-    if init.distribution == "truncated_normal":
-        draw = jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype)
-        return (std / _TRUNCATED_STD) * draw
-    bound = math.sqrt(3.0) * std
-    return jax.random.uniform(key, shape, dtype, -bound, bound)
+@functools.partial(jax.jit, static_argnames="count")
+def _fold_in_each(keys: Array, count: int) -> Array:
+    """For each key its `count` children, one after another."""
+    children = jax.vmap(
+        lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
+    )
+    return children(keys).reshape(-1)
+
+
+@functools.partial(jax.jit, static_argnames=("shape", "distribution", "dtype"))
+def _draw(keys: Array, std: Array, shape: tuple[int, ...], distribution: str, dtype: Any) -> Array:
+    """One array of `shape` for each key; compiled once a shape, whatever asks for it."""
+
+    def one(key: Array) -> Array:
+        if distribution == "normal":
+            return jax.random.normal(key, shape, dtype)
+        if distribution == "truncated_normal":
+            return jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype) / _TRUNCATED_STD
+        bound = math.sqrt(3.0)
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return std.astype(dtype) * jax.vmap(one)(keys)
 
 
 def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str = "") -> dict:
@@ -138,20 +145,21 @@ def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str =
     Returns:
         A tree of arrays of the table's form.
     """
+    dtype = jnp.dtype(dtype)
 
-    def draw(path: str, parameter: Parameter) -> Array:
-        stacked = [n for n, a in zip(parameter.shape, parameter.axes, strict=True) if a in STACK_AXES]
-        rest = [n for n, a in zip(parameter.shape, parameter.axes, strict=True) if a not in STACK_AXES]
-
-        def one(key, depth):
-            if depth == len(stacked):
-                return _draw(key, parameter, tuple(rest), dtype)
-            return jax.vmap(lambda i: one(jax.random.fold_in(key, i), depth + 1))(
-                jnp.arange(stacked[depth])
-            )
-
-        array = one(path_key(key, path), 0)
-        positions = [i for i, axis in enumerate(parameter.axes) if axis in STACK_AXES]
-        return jnp.moveaxis(array, range(len(positions)), positions)
+    def draw(path: str, p: Parameter) -> Array:
+        if p.start is not None:
+            return jnp.full(p.shape, p.start, dtype)
+        if p.init.distribution in ("zeros", "ones"):
+            return jnp.full(p.shape, float(p.init.distribution == "ones"), dtype)
+        positions = [i for i, axis in enumerate(p.axes) if axis in STACK_AXES]
+        stacked = tuple(p.shape[i] for i in positions)
+        rest = tuple(n for i, n in enumerate(p.shape) if i not in positions)
+        keys = path_key(key, path)[None]
+        for n in stacked:
+            keys = _fold_in_each(keys, n)
+        std = jnp.float32(p.init.stddev(p.size(p.inputs), p.size(p.outputs)))
+        drawn = _draw(keys, std, rest, p.init.distribution, dtype).reshape(*stacked, *rest)
+        return jnp.moveaxis(drawn, range(len(positions)), positions)
 
     return map_table(draw, table, prefix)

@@ -24,9 +24,11 @@ def rope(
     Source: Su et al. 2021 (arXiv 2104.09864). Angles are float32 at least.
     """
     half = x.shape[-1] // 2
-    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = np.promote_types(x.dtype, np.float32)
     frequency = theta ** (-np.arange(half) / half)
-    angle = positions.astype(dtype)[:, :, None, None] * jnp.asarray(frequency, dtype)[None, None, None]
+    angle = (
+        positions.astype(dtype)[:, :, None, None] * jnp.asarray(frequency, dtype)[None, None, None]
+    )
     cos, sin = jnp.cos(angle), jnp.sin(angle)
     first, second = x[..., :half].astype(dtype), x[..., half:].astype(dtype)
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -55,9 +57,7 @@ def relative_parameters(spec: Positions, num_heads: int, d_model: int) -> dict[s
         fan="none",
     )
     return {
-        "bias": Parameter(
-            shape=(spec.num_buckets, num_heads), axes=("buckets", "heads"), init=init
-        )
+        "bias": Parameter(shape=(spec.num_buckets, num_heads), axes=("buckets", "heads"), init=init)
     }
 
 

@@ -80,6 +80,7 @@ def train(
     run = RunDirectory(Path(workdir))
     run.claim(
         experiment,
+        dataset.tokenizer.model,
         manifest(
             experiment,
             dataset.fingerprint,

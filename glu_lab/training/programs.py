@@ -100,7 +100,8 @@ class Programs:
     def __init__(self, key: ProgramKey):
         self.key = key
         self._mesh = make_mesh(key.execution.mesh)
-        self._check_batches()
+        if key.train_batch:
+            self._check_batches()
         self._lock = threading.Lock()
         self._compiled: dict[str, Any] = {}
         self._transformer = Transformer(key.model, key.numerics, key.execution)
@@ -125,10 +126,11 @@ class Programs:
     # What is computed.
 
     def _init(self, key: Array) -> dict[str, Any]:
+        # Not one program: each shape is drawn by a small one that all variants share.
         params = self._transformer.init(key)["params"]
         return {
             "params": params,
-            "optimizer": self._rule.init(params),
+            "optimizer": jax.jit(self._rule.init)(params),
             "step": jnp.int32(0),
             "rng": key,
             "finite": jnp.bool_(True),
@@ -236,7 +238,6 @@ class Programs:
         rate = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         train, evaluate = batch(self.key.train_batch), batch(self.key.eval_batch)
         return {
-            "init": (self._init, (key,), ()),
             "train": (self._train, (state, train, rate), (0,)),
             "evaluate": (lambda p, b: self._sums(p, b, None), (state["params"], evaluate), ()),
             "observe": (self._observe, (state["params"], train, key), ()),
@@ -257,13 +258,12 @@ class Programs:
 
     def compile(self) -> None:
         """Compiles what every run needs; safe to call from another thread."""
-        for name in ("init", "train", "evaluate", "observe"):
+        for name in ("train", "evaluate", "observe"):
             self._get(name)
 
-    @property
-    def init(self) -> Callable[[Array], Any]:
+    def init(self, key: Array) -> Any:
         """Key → state."""
-        return self._get("init")
+        return jax.device_put(self._init(key), replicated(self._mesh))
 
     @property
     def train(self) -> Callable[[Any, Batch, Array], tuple[Any, Any]]:

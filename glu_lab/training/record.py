@@ -1,6 +1,7 @@
 """A run directory: what is written when, and whose it is.
 
     config.json       the experiment, complete
+    tokenizer.model   the SentencePiece model that its ids belong to
     manifest.json     what the weights are; holds the identity
     environment.json  one entry for each session that worked on the run
     metrics.jsonl     one JSON object a line
@@ -16,12 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from glu_lab.errors import RecordError
-from glu_lab.files.atomic import write_json, write_text
+from glu_lab.files.atomic import write_bytes, write_json, write_text
 from glu_lab.spec.codec import encode
 from glu_lab.spec.experiment import Experiment
 from glu_lab.spec.identity import difference
 
+TOKENIZER_FILE = "tokenizer.model"
+
 _OURS = (
+    TOKENIZER_FILE,
     "config.json",
     "manifest.json",
     "environment.json",
@@ -44,7 +48,11 @@ class RunDirectory:
         self._metrics: Any = None
 
     def claim(
-        self, experiment: Experiment, manifest: Mapping[str, Any], environment: Mapping[str, Any]
+        self,
+        experiment: Experiment,
+        tokenizer: bytes,
+        manifest: Mapping[str, Any],
+        environment: Mapping[str, Any],
     ) -> None:
         """Checks that the folder is empty or this run's, and writes what names the run.
 
@@ -55,6 +63,7 @@ class RunDirectory:
         self._check(manifest)
         write_json(self.path / "manifest.json", manifest)
         write_json(self.path / "config.json", encode(experiment))
+        write_bytes(self.path / TOKENIZER_FILE, tokenizer)
         sessions = self._read("environment.json") or []
         write_json(
             self.path / "environment.json",

@@ -1,0 +1,138 @@
+"""A user's own text files: one document a ``.txt``, one document a line of ``.jsonl``.
+
+Both may be compressed as ``.gz`` or ``.zst``. Bytes are decoded strictly as UTF-8 and kept as they
+are: no newline translation, no stripping.
+"""
+
+import glob
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from glu_lab.errors import DataError
+
+KINDS = (".txt", ".jsonl")
+COMPRESSIONS = (".gz", ".zst")
+SUFFIXES = tuple(kind + packed for kind in KINDS for packed in ("", *COMPRESSIONS))
+
+
+def find_files(path: str) -> list[Path]:
+    """The text files that `data.path` names, sorted.
+
+    Args:
+        path: a file; a folder, searched to any depth for the suffixes `SUFFIXES`; or a glob, in
+            which ``**`` crosses folders.
+
+    Raises:
+        DataError: when nothing matches, or a named or matched file has another suffix.
+    """
+    place = Path(path).expanduser()
+    if place.is_dir():
+        found = [p for p in place.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES)]
+        if not found:
+            raise DataError(
+                f"data.path={path!r} is a folder without text files; expected files that end in "
+                f"{', '.join(SUFFIXES)}."
+            )
+        return sorted(found)
+    found = [place] if place.is_file() else []
+    if not found and glob.has_magic(path):
+        matches = glob.glob(str(place), recursive=True)
+        found = sorted(p for p in map(Path, matches) if p.is_file())
+    if not found:
+        raise DataError(
+            f"data.path={path!r} matches no file. Give a file, a folder, or a glob such as "
+            "'corpus/**/*.txt'."
+        )
+    for file in found:
+        if not file.name.endswith(SUFFIXES):
+            raise DataError(
+                f"{file}: cannot read this kind of file; expected one that ends in "
+                f"{', '.join(SUFFIXES)}."
+            )
+    return found
+
+
+def read_documents(file: Path) -> Iterator[str]:
+    """The documents of one file, in order.
+
+    Raises:
+        DataError: for a broken compressed file, text that is not UTF-8 (with the byte offset in the
+            decompressed file), a bad JSON line or one without a ``"text"`` string (``file:line``).
+    """
+    content = _read_bytes(file)
+    kind = next(k for k in KINDS if file.name.removesuffix(".gz").removesuffix(".zst").endswith(k))
+    if kind == ".txt":
+        yield _decode(content, file, 0)
+        return
+    offset = 0
+    # Only b"\n" ends a line: `bytes.splitlines` would cut at a lone b"\r" too.
+    for number, line in enumerate(content.split(b"\n"), start=1):
+        if line.strip():
+            yield _json_document(_decode(line, file, offset), f"{file}:{number}")
+        offset += len(line) + 1
+
+
+def _json_document(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DataError(
+            f"{where}: not a JSON line ({error}); expected one object a line."
+        ) from None
+    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+        shown = f"keys {sorted(record)}" if isinstance(record, dict) else type(record).__name__
+        raise DataError(f'{where}: expected a JSON object with a string under "text", got {shown}.')
+    text = record["text"]
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{where}: the text has a lone surrogate (character {error.start}), which UTF-8 cannot "
+            "hold; write the file with whole characters."
+        ) from None
+    return text
+
+
+def _decode(content: bytes, file: Path, offset: int) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{file}: not UTF-8 at byte offset {offset + error.start} "
+            f"(byte 0x{content[error.start]:02x}); convert the file, for example with "
+            "`iconv -t utf-8`."
+        ) from None
+
+
+def _read_bytes(file: Path) -> bytes:
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file}: cannot be read ({error.strerror or error}).") from None
+    if file.name.endswith(".gz"):
+        try:
+            return gzip.decompress(content)
+        except (EOFError, OSError, zlib.error) as error:
+            raise DataError(f"{file}: not a whole gzip file ({error}).") from None
+    if file.name.endswith(".zst"):
+        return _zstd_decompress(content, file)
+    return content
+
+
+def _zstd_decompress(content: bytes, file: Path) -> bytes:
+    import zstandard
+
+    parts, rest = [], content
+    while rest or not parts:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            parts.append(frame.decompress(rest))
+        except zstandard.ZstdError as error:
+            raise DataError(f"{file}: not a zstd file ({error}).") from None
+        if not frame.eof:
+            raise DataError(f"{file}: the zstd file is cut off.")
+        rest = frame.unused_data
+    return b"".join(parts)

@@ -1,0 +1,60 @@
+"""Continuing a sequence token by token.
+
+Dimension letters: B batch, S length of the buffer, V vocabulary.
+"""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+#: Buffer of tokens (B, S) → logits (B, S, V) that look only backwards.
+NextLogits = Callable[[Int[Array, "B S"]], Float[Array, "B S V"]]
+
+
+@functools.partial(jax.jit, static_argnames=("next_logits", "stop", "limit"))
+def generate(
+    next_logits: NextLogits,
+    buffer: Int[Array, "B S"],
+    start: Int[Array, ""],
+    key: Key[Array, ""],
+    temperature: Float[Array, ""],
+    *,
+    stop: int,
+    limit: int,
+) -> Int[Array, "B S"]:
+    """Fills a buffer from `start` on.
+
+    Every step runs the model over the whole buffer; what lies at and after the position being
+    filled cannot be seen by it.
+
+    Args:
+        next_logits: the model; its logits at position i say what stands at i + 1.
+        buffer: the prompt, then anything.
+        start: first position to fill, ≥ 1.
+        key: of the draws.
+        temperature: divides the logits; 0 takes the likeliest token.
+        stop: after this token a row is filled with it.
+        limit: ids from here on are never drawn (unused rows of the embedding).
+
+    Returns:
+        The filled buffer.
+    """
+
+    def fill(position: Array, filled: Array) -> Array:
+        logits = jax.lax.dynamic_index_in_dim(
+            next_logits(filled), position - 1, axis=1, keepdims=False
+        )
+        logits = logits[:, :limit].astype(jnp.float32)
+        drawn = jax.random.categorical(
+            jax.random.fold_in(key, position), logits / jnp.maximum(temperature, 1e-6), axis=-1
+        )
+        token = jnp.where(temperature > 0, drawn, jnp.argmax(logits, axis=-1)).astype(filled.dtype)
+        before = jax.lax.dynamic_index_in_dim(filled, position - 1, axis=1, keepdims=False)
+        ended = (before == stop) & (position > start)
+        token = jnp.where(ended, jnp.asarray(stop, filled.dtype), token)
+        return jax.lax.dynamic_update_index_in_dim(filled, token, position, axis=1)
+
+    return jax.lax.fori_loop(start, buffer.shape[1], fill, buffer)

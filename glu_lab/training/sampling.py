@@ -1,0 +1,168 @@
+"""Words from a trained run: spans filled, or text continued."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from glu_lab.data.tokenizer import Tokenizer
+from glu_lab.errors import DataError, RecordError
+from glu_lab.files.checkpoints import Checkpoints
+from glu_lab.models import Transformer
+from glu_lab.models.generate import generate
+from glu_lab.spec.codec import decode
+from glu_lab.spec.experiment import Experiment
+from glu_lab.training.programs import ProgramKey, programs
+from glu_lab.training.record import TOKENIZER_FILE
+
+
+class TrainedRun:
+    """A run directory opened to be used.
+
+    Attributes:
+        experiment: the run.
+        tokenizer: its tokenizer.
+        step: of the checkpoint.
+        params: the parameters.
+    """
+
+    def __init__(self, workdir: Path, step: int | None = None):
+        """Reads a run.
+
+        Args:
+            workdir: its folder.
+            step: which checkpoint; None for the newest.
+
+        Raises:
+            RecordError: when it is no run, or has no such checkpoint.
+        """
+        config, pieces = workdir / "config.json", workdir / TOKENIZER_FILE
+        for file in (config, pieces):
+            if not file.is_file():
+                raise RecordError(f"{workdir} is no run of `glu-lab train`: {file.name} is missing.")
+        try:
+            tree = json.loads(config.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise RecordError(f"{config} is not JSON: {error}.") from error
+        self.experiment = decode(Experiment, tree)
+        data = self.experiment.data
+        sentinels = data.num_sentinels if data.objective == "span_corruption" else 0
+        self.tokenizer = Tokenizer(pieces.read_bytes(), sentinels, name=str(pieces))
+        key = ProgramKey(
+            model=self.experiment.model,
+            numerics=self.experiment.numerics,
+            execution=self.experiment.execution,
+            optimizer=self.experiment.training.optimizer,
+            microbatches=1,
+            z_loss=0.0,
+            train_batch=(),
+            eval_batch=(),
+        )
+        checkpoints = Checkpoints(workdir / "checkpoints", self.experiment.recording.keep)
+        try:
+            self.step, state, _ = checkpoints.load(programs(key).abstract_state(), step)
+        finally:
+            checkpoints.close()
+        self.params: Any = state["params"]
+
+    def sample(
+        self, text: str, *, samples: int = 1, tokens: int = 64, temperature: float = 0.8, seed: int = 0
+    ) -> list[str]:
+        """Texts that the model writes.
+
+        Args:
+            text: for an encoder–decoder, text with ``<extra_id_0>``, ``<extra_id_1>``, … where
+                words are missing; for a decoder, the beginning of a text (may be empty).
+            samples: how many.
+            tokens: at most this many new tokens.
+            temperature: 0 for the likeliest token each time (all samples are then equal).
+            seed: of the draws.
+
+        Returns:
+            The whole texts: prompts with their spans filled in, or continued.
+
+        Raises:
+            DataError: for a text that is too long, or has no span to fill.
+        """
+        model = self.experiment.model
+        transformer = Transformer(model, self.experiment.numerics, self.experiment.execution)
+        span_filling = model.kind == "encoder_decoder"
+        if span_filling:
+            prompt, source = [self.tokenizer.pad_id], self._source(text)
+        else:
+            prompt, source = [self.tokenizer.eos_id, *self.tokenizer.encode(text)], None
+        if len(prompt) + tokens > model.max_length:
+            raise DataError(
+                f"{len(prompt)} tokens of text and {tokens} new ones are over "
+                f"model.max_length={model.max_length}."
+            )
+        buffer = np.zeros((samples, len(prompt) + tokens), np.int32)
+        buffer[:, : len(prompt)] = prompt
+        ones = np.ones_like(buffer)
+
+        def next_logits(filled: Any) -> Any:
+            if source is None:
+                where = np.broadcast_to(np.arange(filled.shape[1], dtype=np.int32), filled.shape)
+                batch = {"tokens": filled, "segments": ones, "positions": where}
+            else:
+                encoder = np.broadcast_to(np.asarray(source, np.int32), (samples, len(source)))
+                batch = {
+                    "encoder_tokens": encoder,
+                    "encoder_segments": np.ones_like(encoder),
+                    "decoder_tokens": filled,
+                }
+            return transformer.apply({"params": self.params}, jax.tree.map(jnp.asarray, batch))
+
+        filled = generate(
+            next_logits,
+            jnp.asarray(buffer),
+            jnp.int32(len(prompt)),
+            jax.random.key(seed),
+            jnp.float32(temperature),
+            stop=self.tokenizer.eos_id,
+            limit=self.tokenizer.size,
+        )
+        rows = np.asarray(filled)[:, len(prompt) :]
+        if span_filling:
+            return [self._fill(text, row) for row in rows]
+        return [text + self.tokenizer.decode(row) for row in rows]
+
+    def _source(self, text: str) -> list[int]:
+        """Encoder tokens of a text with ``<extra_id_i>`` marks."""
+        ids, rest, index = [], text, 0
+        while (mark := f"<extra_id_{index}>") in rest:
+            before, rest = rest.split(mark, 1)
+            ids += [*self.tokenizer.encode(before), self.tokenizer.sentinel(index)]
+            index += 1
+        if not index:
+            raise DataError(
+                "nothing to fill: write <extra_id_0>, <extra_id_1>, … where words are missing."
+            )
+        ids += [*self.tokenizer.encode(rest), self.tokenizer.eos_id]
+        if len(ids) > self.experiment.model.max_length:
+            raise DataError(
+                f"the text has {len(ids)} tokens, over "
+                f"model.max_length={self.experiment.model.max_length}."
+            )
+        return ids
+
+    def _fill(self, text: str, row: np.ndarray) -> str:
+        """Puts what stands after each sentinel of a row in the place of its mark, in brackets."""
+        spans: dict[int, list[int]] = {}
+        current = None
+        for token in row.tolist():
+            index = self.tokenizer.size - 1 - token
+            if token == self.tokenizer.eos_id:
+                break
+            if 0 <= index < self.tokenizer.num_sentinels:
+                current = index
+                spans.setdefault(index, [])
+            elif current is not None:
+                spans[current].append(token)
+        for index in range(self.tokenizer.num_sentinels):
+            filling = self.tokenizer.decode(spans.get(index, [])).strip()
+            text = text.replace(f"<extra_id_{index}>", f"[{filling}]", 1)
+        return text
