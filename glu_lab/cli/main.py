@@ -1,0 +1,169 @@
+"""The entry point ``glu-lab``: finds the subcommand, imports that one alone, prints its errors.
+
+A subcommand is a module of this package with
+
+* ``HELP``, one line, the same as in `COMMANDS`;
+* ``EPILOG``, examples shown under ``--help``;
+* ``add_arguments(parser)``;
+* ``run(args) -> int``, which returns the exit code;
+* optionally ``PASS_THROUGH = True``: arguments that start with ``--config`` and that the parser
+  does not know are handed to ``run`` as ``args.rest``, a list of ``--config.key=value`` texts.
+"""
+
+import argparse
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from glu_lab import __version__
+from glu_lab.errors import GluLabError, SpecError, UnknownNameError
+
+#: Subcommand → its one-line help. The module of a name is imported when it is chosen, so that
+#: ``glu-lab budget`` never waits for JAX.
+COMMANDS = {
+    "budget": "count an FFN's parameters, operations and tensors, or match its width to another's",
+    "data": "prepare a config's corpus and show its counts and first example",
+    "train": "train one run, or resume it",
+    "sample": "write text with a trained run: fill spans, or continue a beginning",
+    "sweep": "train what is missing of a study, then write its table and figures",
+    "table": "tabulate a study's results with paired differences to its baseline",
+    "plot": "draw a study's loss curves and paired differences as PNG and SVG",
+}
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors look like every other error of the library."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"{message}. See {self.prog} --help.")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand.
+
+    Args:
+        argv: the arguments after the program's name; those of the process by default.
+
+    Returns:
+        The exit code: 0 for success, 2 for an error of the user's input, 130 when interrupted,
+        otherwise what the subcommand returned.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot show "≈" shows "?" instead of ending the program.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except GluLabError as error:
+        _print_error(str(error))
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        _print_error("interrupted.")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of a pipe has seen enough (`glu-lab … | head`); Python would complain about
+        # the unflushed rest when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if argv else EXIT_ERROR
+    if argv[0] in ("-V", "--version"):
+        print(f"glu-lab {__version__}")
+        return 0
+    name, arguments = argv[0], argv[1:]
+    if name not in COMMANDS:
+        raise UnknownNameError("subcommand", name, COMMANDS, "See glu-lab --help.")
+    module = importlib.import_module(f"glu_lab.cli.{name}")
+    try:
+        args = parse(name, module, arguments)
+    except SystemExit as stop:  # --help of a subcommand
+        return int(stop.code or 0)
+    return int(module.run(args))
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    rows = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: glu-lab SUBCOMMAND [options]\n\n"
+        "A laboratory for Transformer MLPs: activation ablations at matched budgets.\n\n"
+        f"subcommands:\n{rows}\n\n"
+        "options:\n"
+        "  -h, --help     show this text\n"
+        "  -V, --version  show the version\n\n"
+        "glu-lab SUBCOMMAND --help shows the options and examples of one."
+    )
+
+
+def parse(name: str, module: ModuleType, arguments: Sequence[str]) -> argparse.Namespace:
+    """Parses the arguments of one subcommand.
+
+    Raises:
+        UnknownNameError: for an option that the subcommand does not have.
+        SpecError: for any other argument that does not fit.
+    """
+    parser = _Parser(
+        prog=f"glu-lab {name}",
+        description=module.HELP[0].upper() + module.HELP[1:] + ".",
+        epilog=module.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(parser)
+    known = list(parser._option_string_actions)  # argparse has no public list of its options
+    rest: list[str] = []
+    if getattr(module, "PASS_THROUGH", False):
+        arguments, rest = _split_config(arguments, known)
+    for argument in arguments:
+        # Before argparse, which would rather report what a misspelt option leaves missing.
+        option = argument.split("=", 1)[0]
+        if option.startswith("--") and option != "--" and option not in known:
+            raise UnknownNameError("option", option, known, f"See {parser.prog} --help.")
+    args = parser.parse_args(arguments)
+    args.rest = rest
+    return args
+
+
+def _split_config(arguments: Sequence[str], known: list[str]) -> tuple[list[str], list[str]]:
+    """Takes config overrides out before argparse could take their values for positionals."""
+    kept: list[str] = []
+    rest: list[str] = []
+    position = 0
+    while position < len(arguments):
+        argument = arguments[position]
+        position += 1
+        if not argument.startswith("--config") or argument.split("=", 1)[0] in known:
+            kept.append(argument)
+            continue
+        if "=" not in argument:
+            if position == len(arguments) or arguments[position].startswith("--"):
+                raise SpecError(f"{argument} needs a value; write {argument}=VALUE.")
+            argument = f"{argument}={arguments[position]}"
+            position += 1
+        rest.append(argument)
+    return kept, rest
+
+
+def _print_error(message: str) -> None:
+    red, plain = ("\033[1;31m", "\033[0m") if _colour() else ("", "")
+    print(f"{red}error:{plain} {message}", file=sys.stderr)
+
+
+def _colour() -> bool:
+    return sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
