@@ -3,13 +3,14 @@
 A Llama-2-like decoder of about 300M parameters, dReLU against SwiGLU at the same intermediate size,
 5B tokens of FineWeb, AdamW with β 0.9 and 0.95, cosine schedule, weight decay 0.01.
 
-    glu-lab train --config=configs/lm_300m.py:drelu --workdir=RUN --config.data.path='fineweb/*.jsonl.zst' \
-        --config.data.tokenizer=llama2.model
+    glu-lab train --config=configs/lm_300m.py:drelu --workdir=RUN \
+        --config.data.path='fineweb/*.jsonl.zst'
 
 The paper reports train loss 3.154 and WikiText-2 perplexity 28.45 for dReLU, 3.146 and 28.48 for
-SwiGLU, with its own tokenizer and data: not to be mixed with numbers of this file. It does not print
-every width; here 24 layers, d_model 1024, 16 heads and d_ff 2816 (8/3 · d_model rounded up to 256)
-give 308,331,520 parameters outside of the two embedding tables. Cost: about a day of one accelerator.
+SwiGLU, with its own tokenizer and data: not to be mixed with numbers of this file. It does not
+print every width; here 24 layers, d_model 1024, 16 heads and d_ff 2816 (8/3 · d_model rounded up to
+256) give 308,331,520 parameters outside of the two embedding tables. Cost: about a day of one
+accelerator.
 """
 
 from glu_lab.configs import experiment_config

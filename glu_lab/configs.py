@@ -1,7 +1,7 @@
 """Config files in, validated Experiments out.
 
 A config file is the record of one baseline: it defines ``get_config(arg)`` and returns
-`experiment_config(...)`, an `ml_collections.ConfigDict` that holds every field an Experiment has, so
+`experiment_config(...)`, an `ml_collections.ConfigDict` that holds every field of an Experiment, so
 that each can be set from the command line: ``--config.training.steps=200``.
 """
 

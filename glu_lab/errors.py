@@ -28,8 +28,7 @@ class UnknownNameError(SpecError):
         self.kind, self.name, self.choices = kind, name, tuple(choices)
         nearest = difflib.get_close_matches(name, self.choices, n=1, cutoff=0.5)
         message = f"unknown {kind} {name!r}"
-        if nearest:
-            message += f"; did you mean {nearest[0]!r}?"
+        message += f"; did you mean {nearest[0]!r}?" if nearest else "."
         message += f" Choices: {', '.join(self.choices)}."
         if hint:
             message += f" {hint}"

@@ -28,6 +28,7 @@ COMMANDS = {
     "budget": "count an FFN's parameters, operations and tensors, or match its width to another's",
     "data": "prepare a config's corpus and show its counts and first example",
     "train": "train one run, or resume it",
+    "evaluate": "recompute a run's validation numbers from a checkpoint",
     "sample": "write text with a trained run: fill spans, or continue a beginning",
     "sweep": "train what is missing of a study, then write its table and figures",
     "table": "tabulate a study's results with paired differences to its baseline",

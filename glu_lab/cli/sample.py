@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Samples and prints."""
     from glu_lab.training.cache import enable_compilation_cache
-    from glu_lab.training.sampling import TrainedRun
+    from glu_lab.training.trained import TrainedRun
 
     enable_compilation_cache()
     trained = TrainedRun(args.workdir, args.step)

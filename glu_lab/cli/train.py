@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,10 +75,10 @@ def run(args: argparse.Namespace) -> int:
 def _tell(console: Console, args: argparse.Namespace, summary: Mapping[str, Any]) -> None:
     status = summary["status"]
     if status == "complete":
-        bits = summary["bits_per_byte"]
+        bits, error = summary["bits_per_byte"], summary["log_perplexity_se"]
         console.print(
-            f"complete: log-perplexity {summary['log_perplexity']:.4f} ± "
-            f"{summary['log_perplexity_se']:.4f} (token standard error)"
+            f"complete: log-perplexity {summary['log_perplexity']:.4f}"
+            + (f" ± {error:.4f} (token standard error)" if error is not None else "")
             + (f", {bits:.4f} bits per byte" if bits is not None else "")
             + f"; see {args.workdir}",
             highlight=False,
@@ -85,9 +86,10 @@ def _tell(console: Console, args: argparse.Namespace, summary: Mapping[str, Any]
     elif status == "diverged":
         console.print(f"diverged: {summary['error']}", highlight=False, markup=False)
     else:
-        command = " ".join(["glu-lab", *sys.argv[1:]])
+        command = shlex.join(["glu-lab", *sys.argv[1:]])
         console.print(
-            f"interrupted at step {summary['steps']}; a checkpoint is saved. Go on with:\n  {command}",
+            f"interrupted at step {summary['steps']}; a checkpoint is saved. Go on with:\n"
+            f"  {command}",
             highlight=False,
             markup=False,
         )

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from orbax.checkpoint import v1 as ocp
@@ -30,34 +30,42 @@ class Checkpoints:
         directory: the folder that holds them.
     """
 
-    def __init__(self, directory: Path, keep: int):
-        """Opens or creates the folder.
+    def __init__(self, directory: Path, keep: int, mode: Literal["write", "read"] = "write"):
+        """Opens the folder; to write, also creates it and clears what a kill left half-written.
 
         Args:
             directory: absolute or relative path.
             keep: how many of the newest are kept; the one with the lowest validation loss is kept
                 as well.
+            mode: ``read`` changes nothing in the folder, so that a run can be read while another
+                process trains it.
 
         Raises:
             RecordError: when the folder cannot be made or read.
         """
         policies = ocp.training.preservation_policies
         self.directory = Path(directory).absolute()
+        if mode == "read" and not self.directory.is_dir():
+            raise RecordError(f"there are no checkpoints: {self.directory} is no folder.")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._checkpointer = ocp.training.Checkpointer(
-                self.directory,
-                preservation_policy=policies.AnyPreservationPolicy([
+            # Orbax's annotations do not accept its own policy classes.
+            keeping: Any = policies.AnyPreservationPolicy(
+                [
                     policies.LatestN(max(1, keep)),
                     policies.BestN(
-                        # Orbax keeps the end of the sorted list: descending puts the lowest there.
+                        # The end of the sorted list is kept: descending puts the lowest there.
                         get_metric_fn=lambda metrics: metrics[_METRIC],
                         reverse=True,
                         n=1,
                         keep_checkpoints_without_metrics=False,
                     ),
-                ]),
-                cleanup_tmp_directories=True,
+                ]
+            )
+            self._checkpointer = ocp.training.Checkpointer(
+                str(self.directory),
+                preservation_policy=keeping,
+                cleanup_tmp_directories=mode == "write",
             )
         except (OSError, ValueError) as error:
             raise RecordError(f"checkpoints in {directory} cannot be opened: {error}") from error

@@ -126,7 +126,9 @@ def apply(
         ValueError: when the last dimension of x is not D, or parameters are missing.
     """
     if x.ndim < 1 or x.shape[-1] != spec.d_model:
-        raise ValueError(f"x has shape {x.shape}; its last dimension must be d_model={spec.d_model}.")
+        raise ValueError(
+            f"x has shape {x.shape}; its last dimension must be d_model={spec.d_model}."
+        )
     expected = parameters(spec)
     if params.keys() != expected.keys():
         raise ValueError(

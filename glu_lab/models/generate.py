@@ -5,18 +5,21 @@ Dimension letters: B batch, S length of the buffer, V vocabulary.
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-#: Buffer of tokens (B, S) → logits (B, S, V) that look only backwards.
-NextLogits = Callable[[Int[Array, "B S"]], Float[Array, "B S V"]]
+#: (Weights and whatever else it reads, buffer of tokens (B, S)) → logits (B, S, V) that look only
+#: backwards.
+NextLogits = Callable[[Any, Int[Array, "B S"]], Float[Array, "B S V"]]
 
 
 @functools.partial(jax.jit, static_argnames=("next_logits", "stop", "limit"))
 def generate(
     next_logits: NextLogits,
+    given: Any,
     buffer: Int[Array, "B S"],
     start: Int[Array, ""],
     key: Key[Array, ""],
@@ -31,7 +34,10 @@ def generate(
     filled cannot be seen by it.
 
     Args:
-        next_logits: the model; its logits at position i say what stands at i + 1.
+        next_logits: the model; its logits at position i say what stands at i + 1. Compiled once
+            for each function object and shape.
+        given: its first argument, a tree of arrays. Weights go here rather than into a closure,
+            where they would be constants of the compiled program.
         buffer: the prompt, then anything.
         start: first position to fill, ≥ 1.
         key: of the draws.
@@ -45,7 +51,7 @@ def generate(
 
     def fill(position: Array, filled: Array) -> Array:
         logits = jax.lax.dynamic_index_in_dim(
-            next_logits(filled), position - 1, axis=1, keepdims=False
+            next_logits(given, filled), position - 1, axis=1, keepdims=False
         )
         logits = logits[:, :limit].astype(jnp.float32)
         drawn = jax.random.categorical(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
+from glu_lab.errors import SpecError
 from glu_lab.layers import attention, ffn, norm, positions
 from glu_lab.layers.dropout import dropout
 from glu_lab.layers.params import Parameter, Table, initialize, path_key
@@ -51,6 +52,11 @@ def _key(key: Array | None, path: str) -> Array | None:
     return None if key is None else path_key(key, path)
 
 
+def _newest(_: Any, new: Any) -> Any:
+    """Keeps what is sown as it is, where Linen would collect a tuple."""
+    return new
+
+
 class FeedForward(nn.Module):
     """`glu_lab.layers.ffn` with its intermediates sown.
 
@@ -70,7 +76,7 @@ class FeedForward(nn.Module):
 
         def sow(name: str, value: Array) -> None:
             seen = value if self.observe is None else self.observe(name, value)
-            self.sow(INTERMEDIATES, name, seen, init_fn=lambda: None, reduce_fn=lambda _, new: new)
+            self.sow(INTERMEDIATES, name, seen, init_fn=lambda: None, reduce_fn=_newest)
 
         tap = sow if self.is_mutable_collection(INTERMEDIATES) else None
         return ffn.apply(
@@ -222,20 +228,24 @@ class Stack(nn.Module):
         elif kind == "rope":
             shared["rope"] = (where,)
         elif kind == "sinusoidal":
+            if S > model.max_length:
+                # Indexing past the table would repeat its last row without a word.
+                raise SpecError(
+                    f"a row has {S} positions and the sinusoidal table model.max_length="
+                    f"{model.max_length}; set model.max_length."
+                )
             waves = jnp.asarray(positions.sinusoidal(model.max_length, model.d_model), x.dtype)
             x = x + waves[where]
         x = dropout(x, model.embedding_dropout, _key(dropout_key, "embedding"))
 
         block = Block
         if self.execution.remat != "none":
-            block = nn.remat(
-                Block, policy=_REMAT_POLICIES[self.execution.remat], prevent_cse=False
-            )
+            block = nn.remat(Block, policy=_REMAT_POLICIES[self.execution.remat], prevent_cse=False)
         scan = nn.scan(
             block,
             variable_axes={"params": 0, INTERMEDIATES: 0},
             split_rngs={"params": False},
-            in_axes=(0, nn.broadcast),
+            in_axes=(0, nn.broadcast),  # pyright: ignore[reportArgumentType] annotated as int
             length=self.layers,
             unroll=1 if self.execution.scan_layers else self.layers,
         )
@@ -295,7 +305,9 @@ class Transformer(nn.Module):
         """
         model = self.model
         compute = jnp.dtype(self.numerics.compute_dtype)
-        embedding = _declare(self, {"embedding": tables.parameters(model)["embedding"]})["embedding"]
+        embedding = _declare(self, {"embedding": tables.parameters(model)["embedding"]})[
+            "embedding"
+        ]
 
         def embed(tokens: Array) -> Array:
             return embedding.astype(compute)[tokens] * model.embedding_scale

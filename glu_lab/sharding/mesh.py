@@ -8,7 +8,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from glu_lab.errors import SpecError, UnknownNameError
 
 #: Mesh axes, in order: batches; parameters and optimiser state; tensor parallelism.
-AXES = ("data", "fsdp", "model")
+AXES: tuple[str, ...] = ("data", "fsdp", "model")
 
 
 def parse_mesh(text: str, devices: int) -> dict[str, int]:
@@ -21,7 +21,7 @@ def parse_mesh(text: str, devices: int) -> dict[str, int]:
     Raises:
         SpecError: for a typo, or sizes that do not multiply to the number of devices.
     """
-    sizes = dict.fromkeys(AXES, 1)
+    sizes: dict[str, int] = dict.fromkeys(AXES, 1)
     seen = set()
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, number = (piece.strip() for piece in part.partition("="))

@@ -128,7 +128,7 @@ class Activation:
     def __post_init__(self):
         if self.name in AMBIGUOUS:
             raise SpecError(
-                f"activation {self.name!r} names several functions or a library's alias; say which: "
+                f"activation {self.name!r} names several functions, or is an alias; say which: "
                 f"{', '.join(AMBIGUOUS[self.name])}."
             )
         if self.name not in ACTIVATIONS:

@@ -166,7 +166,8 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if hint is Activation:
         return value if isinstance(value, Activation) else Activation.parse(str(value))
     if dataclasses.is_dataclass(hint):
-        return value if isinstance(value, hint) else decode(hint, value, path)
+        kind = typing.cast(type[Any], hint)
+        return value if isinstance(value, kind) else decode(kind, value, path)
     if hint is bool:
         if not isinstance(value, bool):
             raise SpecError(f"{path} must be true or false, got {value!r}.")

@@ -22,7 +22,7 @@ class Attention:
         head_dim: K.
         qkv_bias, output_bias: biases of the projections.
         qk_norm: RMSNorm over K on queries and keys, before positions (Qwen3 style).
-        scale_scores: multiply scores by 1/√K. T5 does not: its query initialiser carries the factor.
+        scale_scores: multiply scores by 1/√K. T5 does not: its query initialiser has the factor.
         dropout: of the attention weights.
         q_init, k_init, v_init, o_init: initialisers by fan.
     """

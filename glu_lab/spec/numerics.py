@@ -1,7 +1,7 @@
 """Which number format each step of the arithmetic uses, one field a step."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 from glu_lab.spec.checks import check_choices
 
@@ -41,10 +41,6 @@ class Numerics:
     @classmethod
     def uniform(cls, dtype: DType) -> "Numerics":
         """Every step in one dtype: ``Numerics.uniform("float64")`` for a proof."""
-        return cls(
-            **{
-                field.name: dtype
-                for field in dataclasses.fields(cls)
-                if field.name.endswith("_dtype")
-            }
-        )
+        names = [f.name for f in dataclasses.fields(cls) if f.name.endswith("_dtype")]
+        every: dict[str, Any] = dict.fromkeys(names, dtype)
+        return cls(**every)

@@ -117,9 +117,7 @@ def with_bias(branches: tuple[Branch, ...], bias: bool) -> tuple[Branch, ...]:
     return tuple(dataclasses.replace(branch, bias=bias) for branch in branches)
 
 
-def variant(
-    text: str, *, d_model: int, d_ff: int, bias: bool | None = None, **fields
-) -> FFN:
+def variant(text: str, *, d_model: int, d_ff: int, bias: bool | None = None, **fields) -> FFN:
     """An FFN Spec from a variant's name or product.
 
     Args:

@@ -14,7 +14,16 @@ from glu_lab.spec.codec import encode
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.identity import digest
 
-_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "sentencepiece", "numpy")
+_LIBRARIES = (
+    "jax",
+    "jaxlib",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "sentencepiece",
+    "numpy",
+)
 _JAX_FLAGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
 
 
@@ -49,7 +58,9 @@ def execution_facts(execution: Execution) -> dict[str, Any]:
         "device_kind": device.device_kind,
         "device_count": jax.device_count(),
         "process_count": jax.process_count(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "machine": platform.machine(),
         "jax": jax.__version__,
         "jaxlib": metadata.version("jaxlib"),

@@ -58,7 +58,7 @@ def train(
 
     Returns:
         The summary, as in ``summary.json``. Its ``status`` is ``complete``; ``diverged`` after a
-        non-finite loss or gradient, with step and place in ``error``; or ``interrupted`` after
+        non-finite loss, gradient or final validation, with step and place in ``error``; or ``interrupted`` after
         Ctrl-C or SIGTERM, with a checkpoint to go on from.
 
     Raises:
@@ -75,23 +75,25 @@ def train(
             progress=lambda line: report({"kind": "status", "step": 0, "message": line}),
         )
     if dataset.spec != experiment.data:
-        raise DataError("the dataset given was loaded from another data Spec than the experiment's.")
+        raise DataError(
+            "the dataset given was loaded from another data Spec than the experiment's."
+        )
     program = programs(program_key(experiment, dataset))
     run = RunDirectory(Path(workdir))
-    run.claim(
+    described = manifest(
         experiment,
-        dataset.tokenizer.model,
-        manifest(
-            experiment,
-            dataset.fingerprint,
-            parameters=_described(experiment),
-            revision=source_revision(),
-        ),
-        environment(experiment.execution),
+        dataset.fingerprint,
+        parameters=_described(experiment),
+        revision=source_revision(),
     )
+    run.check(described)
     finished = run.summary()
     if finished is not None and finished["status"] in FINAL:
+        # Before anything is written: its record says what made it, not who looked at it later.
         return finished
+    run.claim(
+        experiment, dataset.tokenizer.model, described, environment(experiment.execution)
+    )
     (run.path / "summary.json").unlink(missing_ok=True)
     checkpoints = Checkpoints(run.path / "checkpoints", experiment.recording.keep)
     try:
@@ -248,11 +250,11 @@ class _Session:
                         self._telemetry(step, state)
                     if due["save"] or signals.stop:
                         self._save(number, state)
-                    if signals.stop:
+                    if signals.stop and number < training.steps:
                         return self._finish("interrupted", number)
                     clock = time.perf_counter()
                 self._evaluate(number, state)
-                return self._finish("complete", number)
+                return self._complete(number)
             except _Diverged as stop:
                 return self._diverged(stop.step, state)
 
@@ -266,6 +268,10 @@ class _Session:
         self.iterator.set_state(loop["iterator"])
         self.counters = _Counters.from_json(loop["counters"])
         self.last_telemetry = loop["telemetry"]
+        self.last_evaluation = loop["evaluation"] and tuple(loop["evaluation"])
+        if loop["evaluation"] is not None:
+            measured_at, measured = loop["evaluation"]
+            self.last_evaluation = (measured_at, measured)
         self._status(step, f"resumed at step {step}")
         return step, state
 
@@ -277,6 +283,8 @@ class _Session:
             "iterator": self.iterator.get_state(),
             "counters": self.counters.to_json(),
             "telemetry": self.last_telemetry,
+            "evaluation": self.last_evaluation,
+            "evaluation": self.last_evaluation,
             "identity_hash": identity_hash(self.experiment, self.dataset.fingerprint),
         }
         self.checkpoints.save(step, state, loop, measured)
@@ -317,6 +325,17 @@ class _Session:
         }
         self.record.write_summary(summary)
         return summary
+
+    def _complete(self, step: int) -> dict[str, Any]:
+        """Ends a run whose every step was finite; its last update may still have been too large."""
+        assert self.last_evaluation is not None
+        measured = self.last_evaluation[1]
+        if measured["log_perplexity"] is not None:
+            return self._finish("complete", step)
+        place = self.last_telemetry and telemetry.first_non_finite(self.last_telemetry)
+        message = f"non-finite validation loss after step {step}: {place or 'the logits'}"
+        self._write({"step": step, "kind": "diverged", "message": message})
+        return self._finish("diverged", step, message)
 
     def _diverged(self, step: _Step, state: Any) -> dict[str, Any]:
         """Names the place of a non-finite number; the state is still that before the step."""

@@ -6,7 +6,8 @@ branch at a time, with heads folded into rows or columns: the parameter table sa
 returned per unit of learning rate, so that the rate is data to the compiled step.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -80,6 +81,13 @@ class _View:
         return x.reshape(self._moved).transpose(inverse)
 
 
+@contextlib.contextmanager
+def _optax_promotion() -> Iterator[None]:
+    """JAX's default promotion, which optax is written for, where a user has set strict rules."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
 def per_matrix(transformation: optax.GradientTransformation, table: Table) -> Rule:
     """Applies a transformation to every layer and branch by itself.
 
@@ -103,15 +111,20 @@ def per_matrix(transformation: optax.GradientTransformation, table: Table) -> Ru
         }
 
     def init(params: Flat) -> Any:
-        return {stack: jax.vmap(transformation.init)(group) for stack, group in split(params).items()}
+        with _optax_promotion():
+            return {
+                stack: jax.vmap(transformation.init)(group)
+                for stack, group in split(params).items()
+            }
 
     def update(grads: Flat, state: Any, params: Flat) -> tuple[Flat, Any]:
         grad_groups, param_groups = split(grads), split(params)
         directions, new_state = {}, {}
         for stack, group in grad_groups.items():
-            out, new_state[stack] = jax.vmap(transformation.update)(
-                group, state[stack], param_groups[stack]
-            )
+            with _optax_promotion():
+                out, new_state[stack] = jax.vmap(transformation.update)(
+                    group, state[stack], param_groups[stack]
+                )
             directions.update({path: views[path].backward(x) for path, x in out.items()})
         return directions, new_state
 
@@ -136,9 +149,7 @@ def _muon(spec: Optimizer) -> optax.GradientTransformation:
     return optax.chain(
         optax.contrib.scale_by_muon(beta=spec.momentum, nesterov=True),
         optax.stateless(
-            lambda updates, params: jax.tree.map(
-                lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates
-            )
+            lambda updates, params: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates)
         ),
     )
 

@@ -157,6 +157,7 @@ class Programs:
             return total / tokens.astype(total.dtype), sums
 
         gradient = jax.grad(loss, has_aux=True)
+
         def drops(microbatch: Array | int) -> Array:
             return dropout_key(state["rng"], state["step"], microbatch)
 
@@ -177,7 +178,7 @@ class Programs:
 
     def _train(self, state: Any, batch: Batch, learning_rate: Array) -> tuple[Any, Any]:
         sums, grads = self._gradients(state, batch)
-        norm = optax.global_norm(grads)
+        norm = optax.tree.norm(grads)
         limit = self.key.optimizer.clip_norm
         if limit:
             shrink = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
@@ -289,9 +290,7 @@ class Programs:
         """Shapes, dtypes and shardings of a state, for loading one."""
         whole = replicated(self._mesh)
         state = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
-        return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state
-        )
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
 
     def put_batch(self, batch: Mapping[str, Any]) -> Batch:
         """Host arrays on the mesh."""

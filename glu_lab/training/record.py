@@ -1,12 +1,12 @@
 """A run directory: what is written when, and whose it is.
 
-    config.json       the experiment, complete
-    tokenizer.model   the SentencePiece model that its ids belong to
-    manifest.json     what the weights are; holds the identity
-    environment.json  one entry for each session that worked on the run
-    metrics.jsonl     one JSON object a line
-    summary.json      last, atomically, or not at all
-    checkpoints/
+config.json       the experiment, complete
+tokenizer.model   the SentencePiece model that its ids belong to
+manifest.json     what the weights are; holds the identity
+environment.json  one entry for each session that worked on the run
+metrics.jsonl     one JSON object a line
+summary.json      last, atomically, or not at all
+checkpoints/
 """
 
 import json
@@ -54,23 +54,31 @@ class RunDirectory:
         manifest: Mapping[str, Any],
         environment: Mapping[str, Any],
     ) -> None:
-        """Checks that the folder is empty or this run's, and writes what names the run.
+        """Writes what names the run, after `check`.
 
         Raises:
-            RecordError: for a folder of something else, or of a run with another identity; the
-                message lists every difference.
+            RecordError: as `check`, and when the disk takes no more.
         """
-        self._check(manifest)
+        self.check(manifest)
         write_json(self.path / "manifest.json", manifest)
         write_json(self.path / "config.json", encode(experiment))
         write_bytes(self.path / TOKENIZER_FILE, tokenizer)
         sessions = self._read("environment.json") or []
         write_json(
             self.path / "environment.json",
-            [*sessions, {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment}],
+            [
+                *sessions,
+                {"started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **environment},
+            ],
         )
 
-    def _check(self, manifest: Mapping[str, Any]) -> None:
+    def check(self, manifest: Mapping[str, Any]) -> None:
+        """Checks that the folder is empty or this run's; writes nothing.
+
+        Raises:
+            RecordError: for a folder of something else, or of a run with another identity; the
+                message lists every difference.
+        """
         if self.path.exists() and not self.path.is_dir():
             raise RecordError(f"{self.path} is a file; a run needs a folder of its own.")
         if not self.path.exists():
@@ -87,12 +95,17 @@ class RunDirectory:
             )
         old = self._read("manifest.json")
         if old is None:
-            if "checkpoints" in content:
+            # The manifest is the first file of a run, so without it nothing here is a run's: a
+            # config.json or tokenizer.model may be of another program, and would be overwritten.
+            theirs = [name for name in content if not name.endswith(".tmp")]
+            if theirs:
                 raise RecordError(
-                    f"{self.path} has checkpoints but no manifest.json, so whose they are is not "
-                    "known; choose another folder."
+                    f"{self.path} has {', '.join(theirs)} but no manifest.json, so whose they are "
+                    "is not known; choose an empty folder or one of this run."
                 )
             return
+        if not isinstance(old, Mapping):
+            raise RecordError(f"{self.path / 'manifest.json'} is no manifest of a run.")
         if old.get("identity_hash") != manifest["identity_hash"]:
             changes = "\n  ".join(difference(old.get("identity"), manifest["identity"]))
             raise RecordError(
@@ -142,7 +155,9 @@ class RunDirectory:
             self._metrics.write(json.dumps(dict(entry), allow_nan=False) + "\n")
             self._metrics.flush()
         except OSError as error:
-            raise RecordError(f"{self.path / 'metrics.jsonl'}: {os.strerror(error.errno or 0)}") from error
+            raise RecordError(
+                f"{self.path / 'metrics.jsonl'}: {os.strerror(error.errno or 0)}"
+            ) from error
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Writes ``summary.json``, whole or not at all."""
@@ -151,5 +166,10 @@ class RunDirectory:
     def close(self) -> None:
         """Closes the metrics file."""
         if self._metrics is not None:
-            self._metrics.close()
+            try:
+                self._metrics.close()
+            except OSError:
+                # Closing tries once more to write what a full disk refused; `write_metrics` has
+                # told of it, and a resumed run writes those lines again.
+                pass
             self._metrics = None

@@ -80,7 +80,9 @@ def observer(spec: FFN) -> Observer:
                 jnp.asarray(QUANTILES, x.dtype),
                 axis=1,
             ).T,
-            "saturated": jnp.stack([jnp.mean((jnp.abs(s) < SATURATED).astype(jnp.float32)) for s in slopes]),
+            "saturated": jnp.stack(
+                [jnp.mean((jnp.abs(s) < SATURATED).astype(jnp.float32)) for s in slopes]
+            ),
             "non_finite": _count(~jnp.isfinite(x), per_branch),
         }
         if spec.num_branches > 1:
@@ -98,7 +100,9 @@ def report(sown: Mapping[str, Any]) -> dict[str, Any]:
     """
     stacks = {}
     for stack, tree in sown[INTERMEDIATES].items():
-        stacks[stack] = jax.tree.map(lambda x: _plain(np.asarray(x).tolist()), tree["layers"]["ffn"])
+        stacks[stack] = jax.tree.map(
+            lambda x: _plain(np.asarray(x).tolist()), tree["layers"]["ffn"]
+        )
     return stacks
 
 

@@ -1,6 +1,9 @@
-"""Words from a trained run: spans filled, or text continued."""
+"""A trained run, opened to be used: words and validation numbers from its checkpoint."""
 
+import dataclasses
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ from glu_lab.files.checkpoints import Checkpoints
 from glu_lab.models import Transformer
 from glu_lab.models.generate import generate
 from glu_lab.spec.codec import decode
+from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Experiment
-from glu_lab.training.programs import ProgramKey, programs
+from glu_lab.training.evaluation import evaluate, metrics
+from glu_lab.training.programs import ProgramKey, program_key, programs
 from glu_lab.training.record import TOKENIZER_FILE
 
 
@@ -23,6 +28,7 @@ class TrainedRun:
     """A run directory opened to be used.
 
     Attributes:
+        workdir: its folder.
         experiment: the run.
         tokenizer: its tokenizer.
         step: of the checkpoint.
@@ -39,10 +45,13 @@ class TrainedRun:
         Raises:
             RecordError: when it is no run, or has no such checkpoint.
         """
+        self.workdir = Path(workdir)
         config, pieces = workdir / "config.json", workdir / TOKENIZER_FILE
         for file in (config, pieces):
             if not file.is_file():
-                raise RecordError(f"{workdir} is no run of `glu-lab train`: {file.name} is missing.")
+                raise RecordError(
+                    f"{workdir} is no run of `glu-lab train`: {file.name} is missing."
+                )
         try:
             tree = json.loads(config.read_text(encoding="utf-8"))
         except ValueError as error:
@@ -54,22 +63,60 @@ class TrainedRun:
         key = ProgramKey(
             model=self.experiment.model,
             numerics=self.experiment.numerics,
-            execution=self.experiment.execution,
+            # The mesh that it was trained on may not be here; how it is run is free to change.
+            execution=dataclasses.replace(self.experiment.execution, mesh=Execution().mesh),
             optimizer=self.experiment.training.optimizer,
             microbatches=1,
             z_loss=0.0,
             train_batch=(),
             eval_batch=(),
         )
-        checkpoints = Checkpoints(workdir / "checkpoints", self.experiment.recording.keep)
+        checkpoints = Checkpoints(workdir / "checkpoints", self.experiment.recording.keep, "read")
         try:
             self.step, state, _ = checkpoints.load(programs(key).abstract_state(), step)
         finally:
             checkpoints.close()
         self.params: Any = state["params"]
+        transformer = Transformer(key.model, key.numerics, key.execution)
+        target = "decoder_tokens" if key.model.kind == "encoder_decoder" else "tokens"
+
+        def next_logits(given: Any, filled: Any) -> Any:
+            params, batch = given
+            return transformer.apply({"params": params}, {**batch, target: filled})
+
+        self._next_logits = next_logits
+
+    def evaluate(self) -> dict[str, Any]:
+        """The validation numbers of this checkpoint, as `glu_lab.training.evaluation.metrics`.
+
+        Raises:
+            RecordError: when the data prepared now are not those of the run.
+            DataError: when they cannot be prepared.
+        """
+        from glu_lab.data import load
+
+        dataset = load(self.experiment.data)
+        old = json.loads((self.workdir / "manifest.json").read_text(encoding="utf-8"))
+        fingerprint = old["identity"]["data_fingerprint"]
+        if dataset.fingerprint != fingerprint:
+            raise RecordError(
+                f"the data prepared now have fingerprint {dataset.fingerprint[:12]}, the run was "
+                f"trained on {fingerprint[:12]}; their numbers do not compare."
+            )
+        program = programs(program_key(self.experiment, dataset))
+        batches = dataset.validation(self.experiment.eval_batch_size)
+        totals = evaluate(program.evaluate, self.params, map(program.put_batch, batches))
+        causal = self.experiment.data.objective == "causal_lm"
+        return metrics(totals, utf8_bytes=dataset.validation_bytes if causal else None)
 
     def sample(
-        self, text: str, *, samples: int = 1, tokens: int = 64, temperature: float = 0.8, seed: int = 0
+        self,
+        text: str,
+        *,
+        samples: int = 1,
+        tokens: int = 64,
+        temperature: float = 0.8,
+        seed: int = 0,
     ) -> list[str]:
         """Texts that the model writes.
 
@@ -85,10 +132,14 @@ class TrainedRun:
             The whole texts: prompts with their spans filled in, or continued.
 
         Raises:
-            DataError: for a text that is too long, or has no span to fill.
+            DataError: for a text that is too long, or has no span to fill; or for numbers that
+                ask for nothing.
         """
+        if samples < 1 or tokens < 1:
+            raise DataError(f"samples and tokens must be ≥ 1, got {samples} and {tokens}.")
+        if not 0 <= temperature < math.inf:
+            raise DataError(f"temperature must be ≥ 0 and finite, got {temperature!r}.")
         model = self.experiment.model
-        transformer = Transformer(model, self.experiment.numerics, self.experiment.execution)
         span_filling = model.kind == "encoder_decoder"
         if span_filling:
             prompt, source = [self.tokenizer.pad_id], self._source(text)
@@ -101,23 +152,15 @@ class TrainedRun:
             )
         buffer = np.zeros((samples, len(prompt) + tokens), np.int32)
         buffer[:, : len(prompt)] = prompt
-        ones = np.ones_like(buffer)
-
-        def next_logits(filled: Any) -> Any:
-            if source is None:
-                where = np.broadcast_to(np.arange(filled.shape[1], dtype=np.int32), filled.shape)
-                batch = {"tokens": filled, "segments": ones, "positions": where}
-            else:
-                encoder = np.broadcast_to(np.asarray(source, np.int32), (samples, len(source)))
-                batch = {
-                    "encoder_tokens": encoder,
-                    "encoder_segments": np.ones_like(encoder),
-                    "decoder_tokens": filled,
-                }
-            return transformer.apply({"params": self.params}, jax.tree.map(jnp.asarray, batch))
-
+        if source is None:
+            where = np.broadcast_to(np.arange(buffer.shape[1], dtype=np.int32), buffer.shape)
+            batch = {"segments": np.ones_like(buffer), "positions": where}
+        else:
+            encoder = np.broadcast_to(np.asarray(source, np.int32), (samples, len(source)))
+            batch = {"encoder_tokens": encoder, "encoder_segments": np.ones_like(encoder)}
         filled = generate(
-            next_logits,
+            self._next_logits,
+            (self.params, jax.tree.map(jnp.asarray, batch)),
             jnp.asarray(buffer),
             jnp.int32(len(prompt)),
             jax.random.key(seed),
@@ -140,6 +183,11 @@ class TrainedRun:
         if not index:
             raise DataError(
                 "nothing to fill: write <extra_id_0>, <extra_id_1>, … where words are missing."
+            )
+        if stray := re.search(r"<extra_id_\d+>", rest):
+            raise DataError(
+                f"{stray[0]} is out of order: the marks of a text count up from <extra_id_0>, and "
+                f"<extra_id_{index}> would be next."
             )
         ids += [*self.tokenizer.encode(rest), self.tokenizer.eos_id]
         if len(ids) > self.experiment.model.max_length:

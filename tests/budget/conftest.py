@@ -1,6 +1,0 @@
-"""Properties are judged by their truth, not by how busy the machine is."""
-
-from hypothesis import settings
-
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
