@@ -45,11 +45,11 @@ def get_config(variant: str = "swiglu"):
             input_length=64,
         ),
         training=dict(
-            steps=300,
-            batch_size=32,
+            steps=600,
+            batch_size=16,
             optimizer=dict(kind="adafactor", clip_norm=1.0),
             schedule=dict(
-                kind="inverse_sqrt", peak=0.02, warmup_steps=50, warmup="linear", decay_fraction=0.1
+                kind="inverse_sqrt", peak=0.1, warmup_steps=50, warmup="linear", decay_fraction=0.1
             ),
         ),
         recording=dict(log_every=20),

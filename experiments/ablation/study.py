@@ -8,17 +8,23 @@ from glu_lab.studies import Study, variants_matched
 
 ROOT = Path(__file__).resolve().parents[2]
 
+#: Longer than the quickstart, and with more seeds: eleven differences are asked for at once.
+STEPS = 800
+SEEDS = (0, 1, 2, 3, 4)
+
 
 def get_study() -> Study:
     """The variants of the table, two-matrix FFNs of width 3k beside gated ones of 2k."""
-    base = load(f"{ROOT / 'configs' / 't5_tiny_sotu.py'}:relu")
+    base = load(
+        f"{ROOT / 'configs' / 't5_tiny_sotu.py'}:relu", [f"--config.training.steps={STEPS}"]
+    )
     return Study(
         name="ablation",
         question="Which of twelve FFNs of the same size fills spans best?",
         base=base,
         axes=variants_matched(ABLATION_VARIANTS, base),
         baseline="relu",
-        seeds=(0, 1, 2),
+        seeds=SEEDS,
         budget="params",
         tolerance=0.0,
         notes="Tiny T5 on State of the Union addresses, span filling; no biases, no dropout.",

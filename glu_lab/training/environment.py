@@ -79,6 +79,8 @@ def environment(execution: Execution) -> dict[str, Any]:
     return {
         "execution_hash": execution_hash(execution),
         **execution_facts(execution),
+        # Timings of a busy machine are not those of the code.
+        "load_average": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "glu_lab": __version__,

@@ -58,8 +58,8 @@ def train(
 
     Returns:
         The summary, as in ``summary.json``. Its ``status`` is ``complete``; ``diverged`` after a
-        non-finite loss, gradient or final validation, with step and place in ``error``; or ``interrupted`` after
-        Ctrl-C or SIGTERM, with a checkpoint to go on from.
+        non-finite loss, gradient or final validation, with step and place in ``error``; or
+        ``interrupted`` after Ctrl-C or SIGTERM, with a checkpoint to go on from.
 
     Raises:
         RecordError: for a foreign folder, a run of another identity, or a disk that takes no more.
@@ -91,9 +91,7 @@ def train(
     if finished is not None and finished["status"] in FINAL:
         # Before anything is written: its record says what made it, not who looked at it later.
         return finished
-    run.claim(
-        experiment, dataset.tokenizer.model, described, environment(experiment.execution)
-    )
+    run.claim(experiment, dataset.tokenizer.model, described, environment(experiment.execution))
     (run.path / "summary.json").unlink(missing_ok=True)
     checkpoints = Checkpoints(run.path / "checkpoints", experiment.recording.keep)
     try:
@@ -268,7 +266,6 @@ class _Session:
         self.iterator.set_state(loop["iterator"])
         self.counters = _Counters.from_json(loop["counters"])
         self.last_telemetry = loop["telemetry"]
-        self.last_evaluation = loop["evaluation"] and tuple(loop["evaluation"])
         if loop["evaluation"] is not None:
             measured_at, measured = loop["evaluation"]
             self.last_evaluation = (measured_at, measured)
@@ -283,7 +280,6 @@ class _Session:
             "iterator": self.iterator.get_state(),
             "counters": self.counters.to_json(),
             "telemetry": self.last_telemetry,
-            "evaluation": self.last_evaluation,
             "evaluation": self.last_evaluation,
             "identity_hash": identity_hash(self.experiment, self.dataset.fingerprint),
         }
@@ -342,7 +338,8 @@ class _Session:
         key = dropout_key(state["rng"], state["step"])
         sown = self.program.observe(state["params"], step.batch, key)
         place = telemetry.first_non_finite(telemetry.report(jax.device_get(sown)))
-        if place is None and bool(np.isfinite(step.out["sums"]["nats"])):
+        sums = jax.device_get(step.out["sums"])
+        if place is None and all(np.isfinite(value) for value in sums.values()):
             rms = jax.device_get(self.program.gradients(state, step.batch))
             bad = [
                 f"{path} layer {layer}" if np.ndim(value) else path
@@ -405,7 +402,7 @@ class _Session:
         sown = self.program.observe(state["params"], step.batch, key)
         observed = telemetry.report(jax.device_get(sown))
         self.last_telemetry = observed
-        rms = jax.tree.map(lambda x: np.asarray(x).tolist(), jax.device_get(step.out["rms"]))
+        rms = jax.tree.map(telemetry.plain, jax.device_get(step.out["rms"]))
         self._write({"step": step.number, "kind": "telemetry", "ffn": observed, "rms": rms})
 
     def _write(self, entry: Mapping[str, Any]) -> None:

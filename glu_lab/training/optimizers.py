@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -146,8 +147,17 @@ def _adam(spec: Optimizer) -> optax.GradientTransformation:
 
 def _muon(spec: Optimizer) -> optax.GradientTransformation:
     """Jordan et al. 2024, scaled to AdamW's update size (Liu et al. 2025, arXiv 2502.16982)."""
+
+    def matrices(updates: Any) -> Any:
+        # Said for each leaf: the default, None for "all are matrices", fails on a tree (optax 0.2.8).
+        return jax.tree.map(
+            lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1), updates
+        )
+
     return optax.chain(
-        optax.contrib.scale_by_muon(beta=spec.momentum, nesterov=True),
+        optax.contrib.scale_by_muon(
+            beta=spec.momentum, nesterov=True, weight_dimension_numbers=matrices
+        ),
         optax.stateless(
             lambda updates, params: jax.tree.map(lambda u: 0.2 * max(u.shape) ** 0.5 * u, updates)
         ),
@@ -184,8 +194,8 @@ def build(spec: Optimizer, table: Table, numerics: Numerics) -> Rule:
     rules = {name: (part, per_matrix(tx, part)) for name, (part, tx) in parts.items()}
     decayed = {path for path, p in parameters.items() if p.role in ("matrix", "head")}
     store = jnp.dtype(numerics.optimizer_state_dtype)
-    work = jnp.promote_types(store, jnp.float32)
-    work = jnp.promote_types(work, jnp.dtype(numerics.parameter_dtype))
+    work = np.promote_types(store, np.float32)
+    work = np.promote_types(work, jnp.dtype(numerics.parameter_dtype))
 
     def init(params: Any) -> Any:
         flat = _cast(flatten(params), work)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array
 
@@ -78,7 +79,7 @@ def _rms_by_path(tree: Any) -> dict[str, Array]:
     for path, x in optimizers.flatten(tree).items():
         layered = "/layers/" in f"/{path}"
         axes = tuple(range(1 if layered else 0, x.ndim))
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        wide = x.astype(np.promote_types(x.dtype, np.float32))
         out[path] = jnp.sqrt(jnp.mean(jnp.square(wide), axis=axes))
     return out
 
@@ -189,7 +190,10 @@ class Programs:
             state["params"],
             direction,
         )
-        finite = state["finite"] & jnp.isfinite(sums["nats"]) & jnp.isfinite(norm)
+        # The squares too: they overflow long before the loss itself, and are recorded.
+        finite = state["finite"] & jnp.isfinite(norm)
+        for name in ("nats", "nats_squared", "z_squared"):
+            finite &= jnp.isfinite(sums[name])
         new = {
             "params": jax.tree.map(jnp.subtract, state["params"], update),
             "optimizer": optimizer,

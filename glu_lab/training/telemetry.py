@@ -48,7 +48,7 @@ def observer(spec: FFN) -> Observer:
     """
 
     def observe(name: str, value: Array) -> dict[str, Array]:
-        x = value.astype(jnp.promote_types(value.dtype, jnp.float32))
+        x = value.astype(np.promote_types(value.dtype, np.float32))
         every = tuple(range(x.ndim))
         if name in ("input", "output"):
             return {"rms": _rms(x, every), "non_finite": _count(~jnp.isfinite(x), every)}
@@ -100,16 +100,19 @@ def report(sown: Mapping[str, Any]) -> dict[str, Any]:
     """
     stacks = {}
     for stack, tree in sown[INTERMEDIATES].items():
-        stacks[stack] = jax.tree.map(
-            lambda x: _plain(np.asarray(x).tolist()), tree["layers"]["ffn"]
-        )
+        stacks[stack] = jax.tree.map(plain, tree["layers"]["ffn"])
     return stacks
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    return value if np.isfinite(value) else None
+def plain(x: Any) -> Any:
+    """An array as nested lists; non-finite numbers become None, for JSON has none."""
+
+    def known(value: Any) -> Any:
+        if isinstance(value, list):
+            return [known(item) for item in value]
+        return value if np.isfinite(value) else None
+
+    return known(np.asarray(x).tolist())
 
 
 def exact_zero_fraction(report_: Mapping[str, Any]) -> float:
