@@ -57,6 +57,9 @@ EXTRAS = {
         "ruff>=0.14,<0.18",
         "pyright[nodejs]>=1.1.405,<2",
         "tensorboardX>=2.6,<3",
+        "equinox>=0.13,<0.14",
+        "nbclient>=0.10,<1",
+        "ipykernel>=6.29,<8",
     ],
 }
 

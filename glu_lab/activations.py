@@ -233,10 +233,6 @@ def _in_float32(
 
 
 def _learned(activation: Activation, learned: Learned | None) -> dict[str, Array]:
-    """The scalars that the activation's row declares, initial values where none are given."""
+    """The scalars that the activation's row declares, out of those given."""
     given = learned or {}
-    if not given:
-        return {
-            name: jnp.asarray(start, jnp.float32) for name, start in activation.row.learned.items()
-        }
     return {name: given[name] for name in activation.row.learned}

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from glu_lab.budget import match_width
-from glu_lab.errors import SpecError
+from glu_lab.errors import SpecError, UnknownNameError
 from glu_lab.spec import variant
 from glu_lab.spec.codec import decode, encode, encode_variant
 from glu_lab.spec.experiment import Experiment
@@ -65,6 +65,7 @@ def load(path_and_argument: str, overrides: Sequence[str] = ()) -> Experiment:
     """
     arguments = ["glu-lab", *overrides]
     config = _read(path_and_argument)
+    _check_keys(config, overrides)
     values = flags.FlagValues()
     try:
         config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=arguments)
@@ -73,6 +74,23 @@ def load(path_and_argument: str, overrides: Sequence[str] = ()) -> Experiment:
         text = " ".join(str(error.args[0] if error.args else error).replace("\\n", " ").split())
         raise SpecError(f"{path_and_argument}: {text}") from error
     return from_config(config)
+
+
+def _check_keys(config: ConfigDict, overrides: Sequence[str]) -> None:
+    """Refuses flags of fields that there are none of; absl would name only the missing part."""
+    for override in overrides:
+        path = override.split("=", 1)[0].removeprefix("--config.")
+        node: Any = config
+        for depth, key in enumerate(names := path.split(".")):
+            above = ".".join(["--config", *names[:depth]])
+            if not isinstance(node, ConfigDict):
+                raise SpecError(f"{override}: {above} is a value and has no field {key!r}.")
+            known = list(node)
+            if key not in known:
+                raise UnknownNameError(
+                    "config key", f"{above}.{key}", [f"{above}.{name}" for name in known]
+                )
+            node = node[key]
 
 
 def _read(path_and_argument: str) -> ConfigDict:

@@ -26,9 +26,12 @@ from glu_lab.errors import GluLabError, SpecError, UnknownNameError
 #: ``glu-lab budget`` never waits for JAX.
 COMMANDS = {
     "budget": "count an FFN's parameters, operations and tensors, or match its width to another's",
+    "describe": "count a config's parameters, operations and FFN tensors, and show how its "
+    "weights start",
     "data": "prepare a config's corpus and show its counts and first example",
     "train": "train one run, or resume it",
     "evaluate": "recompute a run's validation numbers from a checkpoint",
+    "benchmark": "time a config's training step, loop and input pipeline on this machine",
     "sample": "write text with a trained run: fill spans, or continue a beginning",
     "sweep": "train what is missing of a study, then write its table and figures",
     "table": "tabulate a study's results with paired differences to its baseline",

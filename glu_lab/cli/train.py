@@ -82,9 +82,10 @@ def _tell(console: Console, args: argparse.Namespace, summary: Mapping[str, Any]
             + (f", {bits:.4f} bits per byte" if bits is not None else "")
             + f"; see {args.workdir}",
             highlight=False,
+            soft_wrap=True,
         )
     elif status == "diverged":
-        console.print(f"diverged: {summary['error']}", highlight=False, markup=False)
+        console.print(f"diverged: {summary['error']}", highlight=False, markup=False, soft_wrap=True)
     else:
         command = shlex.join(["glu-lab", *sys.argv[1:]])
         console.print(
@@ -92,4 +93,5 @@ def _tell(console: Console, args: argparse.Namespace, summary: Mapping[str, Any]
             f"  {command}",
             highlight=False,
             markup=False,
+            soft_wrap=True,  # so that the command can be pasted
         )

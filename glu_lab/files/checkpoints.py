@@ -45,6 +45,7 @@ class Checkpoints:
         """
         policies = ocp.training.preservation_policies
         self.directory = Path(directory).absolute()
+        self._failed = False
         if mode == "read" and not self.directory.is_dir():
             raise RecordError(f"there are no checkpoints: {self.directory} is no folder.")
         try:
@@ -104,6 +105,7 @@ class Checkpoints:
                 force=True,
             )
         except Exception as error:
+            self._failed = True
             kept = "none yet" if last is None else f"step {last}"
             raise RecordError(
                 f"the checkpoint of step {step} was not written to {self.directory}: {error}. "
@@ -145,4 +147,9 @@ class Checkpoints:
 
     def close(self) -> None:
         """Releases the folder."""
-        self._checkpointer.close()
+        try:
+            self._checkpointer.close()
+        except Exception:
+            # Orbax raises a failed save's error once more here; `save` has told of it.
+            if not self._failed:
+                raise

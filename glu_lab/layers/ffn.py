@@ -31,10 +31,10 @@ from glu_lab.spec.numerics import Numerics
 #: Called with the name and value of an intermediate; see `TAPS`.
 Tap = Callable[[str, Array], Any]
 
-#: What a tap sees, in order. Shapes: input and output (..., D), pre_activation and branches
-#: (..., N, F), product (..., F). ``pre_activation`` is the clamped argument of φ; ``branches`` are
-#: the factors of the product; ``product`` is taken before dropout.
-TAPS = ("input", "pre_activation", "branches", "product", "output")
+#: What a tap sees, in order. Shapes: input and output (..., D), pre_activation, slopes and branches
+#: (..., N, F), product (..., F). ``pre_activation`` is the clamped argument of φ, ``slopes`` is φ′
+#: there; ``branches`` are the factors of the product; ``product`` is taken before dropout.
+TAPS = ("input", "pre_activation", "slopes", "branches", "product", "output")
 
 
 def parameters(spec: FFN) -> dict[str, Parameter]:
@@ -145,7 +145,7 @@ def apply(
     projected = jnp.einsum(
         "...d,dnf->...nf", x, params["wi"].astype(compute), preferred_element_type=accumulate
     )
-    arguments, factors = [], []
+    arguments, slopes, factors = [], [], []
     for i, branch in enumerate(spec.branches):
         a = projected[..., i, :]
         if branch.bias:
@@ -157,10 +157,13 @@ def apply(
             name: params[f"phi_{i}_{name}"].astype(phi_dtype)
             for name in branch.activation.row.learned
         }
-        arguments.append(a)
+        if tap is not None:
+            arguments.append(a)
+            slopes.append(activations.derivative(branch.activation, a, learned))
         factors.append(_factor(a, branch, learned).astype(product_dtype))
     if tap is not None:
         tap("pre_activation", jnp.stack(arguments, axis=-2))
+        tap("slopes", jnp.stack(slopes, axis=-2))
         tap("branches", jnp.stack(factors, axis=-2))
 
     hidden = factors[0]

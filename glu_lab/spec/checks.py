@@ -1,10 +1,11 @@
 """Checks that hold for every Spec, however it was built."""
 
 import functools
+import math
 import typing
 from typing import Any, Literal
 
-from glu_lab.errors import UnknownNameError
+from glu_lab.errors import SpecError, UnknownNameError
 
 
 @functools.cache
@@ -30,3 +31,24 @@ def check_choices(spec: Any) -> None:
         value = getattr(spec, name)
         if value not in choices:
             raise UnknownNameError(f"{type(spec).__name__}.{name}", str(value), choices)
+
+
+def check_range(
+    spec: Any, name: str, low: float, high: float = math.inf, *, open_above: bool = False
+) -> None:
+    """Refuses a number outside of [low, high], or [low, high) when `open_above`.
+
+    Args:
+        spec: an instance of a dataclass.
+        name: of the field.
+        low, high: the bounds; NaN is outside of any.
+        open_above: whether `high` itself is refused.
+
+    Raises:
+        SpecError: with the field, the value and the bounds.
+    """
+    value = getattr(spec, name)
+    inside = low <= value < high if open_above else low <= value <= high
+    if not inside or math.isinf(value):
+        bounds = f"≥ {low}" if math.isinf(high) else f"in [{low}, {high}{')' if open_above else ']'}"
+        raise SpecError(f"{type(spec).__name__}.{name} must be {bounds}, got {value!r}.")

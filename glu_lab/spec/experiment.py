@@ -4,7 +4,7 @@ import dataclasses
 from typing import Literal
 
 from glu_lab.errors import SpecError
-from glu_lab.spec.checks import check_choices
+from glu_lab.spec.checks import check_choices, check_range
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.model import Model
 from glu_lab.spec.numerics import Numerics
@@ -58,8 +58,9 @@ class Data:
                 f"data.validation_fraction must be in (0, 1), got {self.validation_fraction!r}."
             )
         for name in ("vocab_size", "input_length", "logical_shards"):
-            if getattr(self, name) < 1:
-                raise SpecError(f"data.{name} must be ≥ 1, got {getattr(self, name)!r}.")
+            check_range(self, name, 1)
+        for name in ("num_sentinels", "target_length"):
+            check_range(self, name, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,10 @@ class Optimizer:
 
     def __post_init__(self):
         check_choices(self)
+        for name in ("b1", "b2", "momentum"):
+            check_range(self, name, 0, 1, open_above=True)
+        for name in ("eps", "decay_exponent", "weight_decay", "clip_norm"):
+            check_range(self, name, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -114,6 +119,10 @@ class Schedule:
 
     def __post_init__(self):
         check_choices(self)
+        check_range(self, "peak", 0)
+        check_range(self, "warmup_steps", 0)
+        check_range(self, "decay_fraction", 0, 1)
+        check_range(self, "final_fraction", 0, 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,10 +145,10 @@ class Training:
     schedule: Schedule = Schedule()
 
     def __post_init__(self):
-        if self.steps < 0:
-            raise SpecError(f"training.steps must be ≥ 0, got {self.steps!r}.")
-        if self.batch_size < 1 or self.microbatches < 1:
-            raise SpecError("training.batch_size and training.microbatches must be ≥ 1.")
+        check_range(self, "steps", 0)
+        check_range(self, "batch_size", 1)
+        check_range(self, "microbatches", 1)
+        check_range(self, "z_loss", 0)
         if self.batch_size % self.microbatches:
             raise SpecError(
                 f"training.microbatches={self.microbatches} does not divide "
@@ -166,6 +175,12 @@ class Recording:
     checkpoint_every: int = 0
     keep: int = 2
     tensorboard: bool = False
+
+    def __post_init__(self):
+        check_range(self, "log_every", 1)
+        check_range(self, "keep", 1)
+        for name in ("eval_every", "telemetry_every", "checkpoint_every"):
+            check_range(self, name, 0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -211,5 +226,5 @@ class Experiment:
                 f"model.vocab_size={self.model.vocab_size} cannot hold {needed} ids "
                 f"(data.vocab_size={self.data.vocab_size} and its sentinels)."
             )
-        if self.seed < 0 or self.seed >= 2**31:
-            raise SpecError(f"seed must be in [0, 2³¹), got {self.seed!r}.")
+        check_range(self, "seed", 0, 2**31, open_above=True)
+        check_range(self, "eval_batch_size", 1)

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from glu_lab import activations
 from glu_lab.models.transformer import INTERMEDIATES, Observer
 from glu_lab.spec.ffn import FFN
 
@@ -66,12 +65,10 @@ def observer(spec: FFN) -> Observer:
                 "exact_zero": _fraction(x == 0, per_branch),
                 "small": _fraction(jnp.abs(x) < SMALL, per_branch),
             }
+        if name == "slopes":
+            return {"saturated": _fraction(jnp.abs(x) < SATURATED, per_branch)}
         centred = x - jnp.mean(x, axis=per_branch, keepdims=True)
         spread = _rms(centred, per_branch)
-        slopes = [
-            activations.derivative(branch.activation, x[..., i, :])
-            for i, branch in enumerate(spec.branches)
-        ]
         statistics = {
             "mean": _mean(x, per_branch),
             "std": spread,
@@ -80,9 +77,6 @@ def observer(spec: FFN) -> Observer:
                 jnp.asarray(QUANTILES, x.dtype),
                 axis=1,
             ).T,
-            "saturated": jnp.stack(
-                [jnp.mean((jnp.abs(s) < SATURATED).astype(jnp.float32)) for s in slopes]
-            ),
             "non_finite": _count(~jnp.isfinite(x), per_branch),
         }
         if spec.num_branches > 1:

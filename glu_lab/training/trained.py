@@ -60,11 +60,12 @@ class TrainedRun:
         data = self.experiment.data
         sentinels = data.num_sentinels if data.objective == "span_corruption" else 0
         self.tokenizer = Tokenizer(pieces.read_bytes(), sentinels, name=str(pieces))
+        # The mesh that it was trained on may not be here; how it is run is free to change.
+        self._execution = dataclasses.replace(self.experiment.execution, mesh=Execution().mesh)
         key = ProgramKey(
             model=self.experiment.model,
             numerics=self.experiment.numerics,
-            # The mesh that it was trained on may not be here; how it is run is free to change.
-            execution=dataclasses.replace(self.experiment.execution, mesh=Execution().mesh),
+            execution=self._execution,
             optimizer=self.experiment.training.optimizer,
             microbatches=1,
             z_loss=0.0,
@@ -103,7 +104,8 @@ class TrainedRun:
                 f"the data prepared now have fingerprint {dataset.fingerprint[:12]}, the run was "
                 f"trained on {fingerprint[:12]}; their numbers do not compare."
             )
-        program = programs(program_key(self.experiment, dataset))
+        here = dataclasses.replace(self.experiment, execution=self._execution)
+        program = programs(program_key(here, dataset))
         batches = dataset.validation(self.experiment.eval_batch_size)
         totals = evaluate(program.evaluate, self.params, map(program.put_batch, batches))
         causal = self.experiment.data.objective == "causal_lm"
@@ -180,14 +182,14 @@ class TrainedRun:
             before, rest = rest.split(mark, 1)
             ids += [*self.tokenizer.encode(before), self.tokenizer.sentinel(index)]
             index += 1
-        if not index:
-            raise DataError(
-                "nothing to fill: write <extra_id_0>, <extra_id_1>, … where words are missing."
-            )
         if stray := re.search(r"<extra_id_\d+>", rest):
             raise DataError(
                 f"{stray[0]} is out of order: the marks of a text count up from <extra_id_0>, and "
                 f"<extra_id_{index}> would be next."
+            )
+        if not index:
+            raise DataError(
+                "nothing to fill: write <extra_id_0>, <extra_id_1>, … where words are missing."
             )
         ids += [*self.tokenizer.encode(rest), self.tokenizer.eos_id]
         if len(ids) > self.experiment.model.max_length:

@@ -1,0 +1,215 @@
+"""Checkpoints: what is kept, what a full disk does, and what reading leaves alone."""
+
+import gc
+import resource
+import shutil
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from glu_lab.errors import RecordError
+from glu_lab.files.checkpoints import Checkpoints
+
+LOOP = {"iterator": {"next_index": 7}, "counters": {"nats": 0.1 + 0.2}, "telemetry": None}
+
+
+#: After a failed write or read Orbax drops coroutines that it never awaited. They are collected
+#: here, so that their warnings do not fall into a later test.
+ORBAX_LEFTOVERS = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def leftovers():
+    yield
+    gc.collect()
+
+
+def state(seed=0, size=8):
+    rng = np.random.default_rng(seed)
+    return {
+        "params": {"w": jnp.asarray(rng.normal(size=size), jnp.float32)},
+        "optimizer": {"1": (jnp.asarray(rng.normal(size=3), jnp.bfloat16), jnp.int32(4))},
+        "step": jnp.int32(seed),
+        "rng": jax.random.key(seed),
+        "finite": jnp.bool_(True),
+    }
+
+
+def abstract(example):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), example)
+
+
+def bits(tree):
+    plain = jax.tree.map(
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x,
+        tree,
+    )
+    return [(np.asarray(x).dtype, np.asarray(x).tobytes()) for x in jax.tree.leaves(plain)]
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    opened = Checkpoints(tmp_path / "checkpoints", keep=2)
+    yield opened
+    opened.close()
+
+
+def test_what_is_loaded_is_what_was_saved(checkpoints):
+    saved = state(3)
+    checkpoints.save(3, saved, LOOP)
+    step, loaded, loop = checkpoints.load(abstract(saved))
+    assert step == 3
+    assert bits(loaded) == bits(saved)
+    assert loaded["rng"].dtype == saved["rng"].dtype
+    assert loop == LOOP
+    # The key goes on drawing the same numbers.
+    assert jax.random.normal(loaded["rng"]) == jax.random.normal(saved["rng"])
+
+
+def test_the_newest_and_the_best_are_kept(checkpoints):
+    losses = {1: 5.0, 2: 3.0, 3: 4.0, 4: None, 5: 6.0, 6: None, 7: 3.5}
+    for step, loss in losses.items():
+        checkpoints.save(step, state(step), LOOP, loss)
+    # Two newest, and step 2 with the lowest loss.
+    assert checkpoints.steps() == [2, 6, 7]
+    assert checkpoints.latest() == 7
+    checkpoints.save(8, state(8), LOOP, 2.0)
+    assert checkpoints.steps() == [7, 8]
+    checkpoints.save(9, state(9), LOOP)
+    checkpoints.save(10, state(10), LOOP)
+    assert checkpoints.steps() == [8, 9, 10]
+
+
+def test_the_best_is_still_known_after_reopening(tmp_path):
+    first = Checkpoints(tmp_path / "c", keep=1)
+    first.save(1, state(1), LOOP, 1.0)
+    first.save(2, state(2), LOOP, 9.0)
+    first.close()
+    second = Checkpoints(tmp_path / "c", keep=1)
+    second.save(3, state(3), LOOP, 8.0)
+    assert second.steps() == [1, 3]
+    second.close()
+
+
+def test_an_older_step_can_be_asked_for(checkpoints):
+    for step in (1, 2):
+        checkpoints.save(step, state(step), LOOP)
+    step, loaded, _ = checkpoints.load(abstract(state()), 1)
+    assert step == 1 and bits(loaded) == bits(state(1))
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(checkpoints):
+    with pytest.raises(RecordError, match="there are \\[\\]"):
+        checkpoints.load(abstract(state()))
+    checkpoints.save(4, state(4), LOOP)
+    with pytest.raises(RecordError, match="no checkpoint of step 5 in .*; there are \\[4\\]"):
+        checkpoints.load(abstract(state()), 5)
+
+
+@ORBAX_LEFTOVERS
+def test_another_shape_is_refused(leftovers, checkpoints):
+    checkpoints.save(1, state(1), LOOP)
+    with pytest.raises(RecordError, match="cannot be read"):
+        checkpoints.load(abstract(state(size=9)))
+
+
+def test_a_number_that_json_does_not_have_is_refused_before_anything_is_written(checkpoints):
+    with pytest.raises(ValueError):
+        checkpoints.save(1, state(1), {**LOOP, "bad": float("nan")})
+    assert checkpoints.steps() == []
+
+
+def test_reading_changes_nothing_in_the_folder(tmp_path):
+    """Another process may be in the middle of a save."""
+    writer = Checkpoints(tmp_path / "c", keep=1)
+    writer.save(1, state(1), LOOP)
+    half = tmp_path / "c" / "2.orbax-checkpoint-tmp"
+    shutil.copytree(tmp_path / "c" / "1", half)
+    reader = Checkpoints(tmp_path / "c", 1, "read")
+    assert reader.steps() == [1]
+    assert reader.load(abstract(state()))[0] == 1
+    reader.close()
+    assert half.is_dir()
+    writer.close()
+    # The next session that writes clears what a kill left.
+    again = Checkpoints(tmp_path / "c", keep=1)
+    assert again.steps() == [1]
+    again.save(3, state(3), LOOP)
+    again.close()
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["3"]
+
+
+def test_reading_makes_no_folder(tmp_path):
+    with pytest.raises(RecordError, match="no checkpoints"):
+        Checkpoints(tmp_path / "none", 1, "read")
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RecordError, match="cannot be opened"):
+        Checkpoints(tmp_path / "file" / "checkpoints", keep=1)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MiB; needs the right to mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if shutil.which("mount") is None:
+        pytest.skip("no mount command")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)],
+        check=False, capture_output=True,
+    )  # fmt: skip
+    if mounted.returncode:
+        pytest.skip("no right to mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def noise(seed):
+    """900 kB that no compression makes smaller."""
+    return state(seed, size=225_000)
+
+
+@ORBAX_LEFTOVERS
+def test_a_full_disk_is_told_and_the_last_checkpoint_stays_good(leftovers, small_disk):
+    checkpoints = Checkpoints(small_disk / "c", keep=5)
+    checkpoints.save(1, noise(1), LOOP)
+    with pytest.raises(RecordError, match=r"step 2 was not written.*\(step 1\) is unharmed"):
+        for step in (2, 3):
+            (small_disk / "ballast").write_bytes(bytes(600_000))
+            checkpoints.save(step, noise(step), LOOP)
+    assert checkpoints.latest() == 1
+    checkpoints.close()
+    # A new session finds the good one, and goes on once there is room.
+    (small_disk / "ballast").unlink()
+    again = Checkpoints(small_disk / "c", keep=1)
+    step, loaded, _ = again.load(abstract(noise(0)))
+    assert step == 1 and bits(loaded) == bits(noise(1))
+    again.save(2, state(2), LOOP)
+    assert again.steps() == [2]
+    again.close()
+
+
+@ORBAX_LEFTOVERS
+def test_a_write_that_the_system_refuses_is_told(leftovers, tmp_path):
+    """A limit on file sizes stands for a quota; no rights are needed."""
+    checkpoints = Checkpoints(tmp_path / "c", keep=5)
+    checkpoints.save(1, noise(1), LOOP)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        with pytest.raises(RecordError, match="step 2 was not written"):
+            checkpoints.save(2, noise(2), LOOP)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    checkpoints.close()
+    again = Checkpoints(tmp_path / "c", keep=5)
+    step, loaded, _ = again.load(abstract(noise(0)))
+    assert step == 1 and bits(loaded) == bits(noise(1))
+    again.close()
