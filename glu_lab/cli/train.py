@@ -85,7 +85,9 @@ def _tell(console: Console, args: argparse.Namespace, summary: Mapping[str, Any]
             soft_wrap=True,
         )
     elif status == "diverged":
-        console.print(f"diverged: {summary['error']}", highlight=False, markup=False, soft_wrap=True)
+        console.print(
+            f"diverged: {summary['error']}", highlight=False, markup=False, soft_wrap=True
+        )
     else:
         command = shlex.join(["glu-lab", *sys.argv[1:]])
         console.print(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from glu_lab.layers import norm, positions
 from glu_lab.layers.dropout import dropout
+from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import Parameter
 from glu_lab.spec.model import Attention, Norm
 from glu_lab.spec.numerics import Numerics
@@ -83,8 +84,8 @@ def apply(
     Returns:
         (B, Q, D) in ``compute_dtype``.
     """
-    compute = jnp.dtype(numerics.compute_dtype)
-    accumulate = jnp.dtype(numerics.accumulation_dtype)
+    compute = resolve(numerics.compute_dtype)
+    accumulate = resolve(numerics.accumulation_dtype)
     B, Q, _ = x.shape
     H, G, K = spec.num_heads, spec.num_kv_heads, spec.head_dim
 

@@ -24,6 +24,7 @@ from jaxtyping import Array, Float, Key
 
 from glu_lab import activations
 from glu_lab.layers import params as params_lib
+from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import Parameter
 from glu_lab.spec.ffn import FFN, Branch, Clamp
 from glu_lab.spec.numerics import Numerics
@@ -134,9 +135,9 @@ def apply(
         raise ValueError(
             f"parameters {sorted(params)} do not fit the Spec, which has {sorted(expected)}."
         )
-    compute = jnp.dtype(numerics.compute_dtype)
-    phi_dtype = jnp.dtype(numerics.activation_dtype)
-    accumulate = jnp.dtype(numerics.accumulation_dtype)
+    compute = resolve(numerics.compute_dtype)
+    phi_dtype = resolve(numerics.activation_dtype)
+    accumulate = resolve(numerics.accumulation_dtype)
     product_dtype = compute if numerics.rounding_point == "branch" else phi_dtype
     observe = tap or (lambda name, value: None)
 

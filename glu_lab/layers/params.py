@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from glu_lab.layers.dtypes import resolve
 from glu_lab.spec.ffn import Initializer
 
 #: Axes along which independent weights are stacked: drawn and updated one by one.
@@ -145,7 +146,7 @@ def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str =
     Returns:
         A tree of arrays of the table's form.
     """
-    dtype = jnp.dtype(dtype)
+    dtype = resolve(dtype)
 
     def draw(path: str, p: Parameter) -> Array:
         if p.start is not None:

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Key
 from glu_lab.errors import SpecError
 from glu_lab.layers import attention, ffn, norm, positions
 from glu_lab.layers.dropout import dropout
+from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import Parameter, Table, initialize, path_key
 from glu_lab.models import tables
 from glu_lab.models.tables import parameters
@@ -289,7 +290,7 @@ class Transformer(nn.Module):
             **kwargs: ignored.
         """
         key = rngs["params"] if isinstance(rngs, Mapping) else rngs
-        return {"params": init_params(self.model, key, jnp.dtype(self.numerics.parameter_dtype))}
+        return {"params": init_params(self.model, key, resolve(self.numerics.parameter_dtype))}
 
     @nn.compact
     def __call__(
@@ -304,7 +305,7 @@ class Transformer(nn.Module):
             dropout_key: None is the inference mode.
         """
         model = self.model
-        compute = jnp.dtype(self.numerics.compute_dtype)
+        compute = resolve(self.numerics.compute_dtype)
         embedding = _declare(self, {"embedding": tables.parameters(model)["embedding"]})[
             "embedding"
         ]
@@ -348,7 +349,7 @@ class Transformer(nn.Module):
                 batch["encoder_segments"],
             )
         x = x * model.logits_scale
-        accumulate = jnp.dtype(self.numerics.accumulation_dtype)
+        accumulate = resolve(self.numerics.accumulation_dtype)
         if model.tie_embeddings:
             return jnp.einsum(
                 "bsd,vd->bsv", x, embedding.astype(compute), preferred_element_type=accumulate

@@ -50,5 +50,6 @@ def check_range(
     value = getattr(spec, name)
     inside = low <= value < high if open_above else low <= value <= high
     if not inside or math.isinf(value):
-        bounds = f"≥ {low}" if math.isinf(high) else f"in [{low}, {high}{')' if open_above else ']'}"
+        end = ")" if open_above else "]"
+        bounds = f"≥ {low}" if math.isinf(high) else f"in [{low}, {high}{end}"
         raise SpecError(f"{type(spec).__name__}.{name} must be {bounds}, got {value!r}.")

@@ -70,7 +70,7 @@ def execution_facts(execution: Execution) -> dict[str, Any]:
 
 
 def execution_hash(execution: Execution) -> str:
-    """The hash of `execution_facts`. Two runs of one identity are bit-identical when it is equal."""
+    """The hash of `execution_facts`; runs of one identity are bit-identical when it is equal."""
     return digest(execution_facts(execution))
 
 

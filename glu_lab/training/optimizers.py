@@ -16,6 +16,7 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
+from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import STACK_AXES, Parameter, Table, leaves
 from glu_lab.spec.experiment import Optimizer
 from glu_lab.spec.numerics import Numerics
@@ -193,9 +194,9 @@ def build(spec: Optimizer, table: Table, numerics: Numerics) -> Rule:
         parts = {spec.kind: (parameters, make(spec))}
     rules = {name: (part, per_matrix(tx, part)) for name, (part, tx) in parts.items()}
     decayed = {path for path, p in parameters.items() if p.role in ("matrix", "head")}
-    store = jnp.dtype(numerics.optimizer_state_dtype)
+    store = resolve(numerics.optimizer_state_dtype)
     work = np.promote_types(store, np.float32)
-    work = np.promote_types(work, jnp.dtype(numerics.parameter_dtype))
+    work = np.promote_types(work, resolve(numerics.parameter_dtype))
 
     def init(params: Any) -> Any:
         flat = _cast(flatten(params), work)

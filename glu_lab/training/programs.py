@@ -17,6 +17,7 @@ import optax
 from jaxtyping import Array
 
 from glu_lab.errors import SpecError
+from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.loss import cross_entropy
 from glu_lab.models import Transformer, parameters
 from glu_lab.models.transformer import INTERMEDIATES
@@ -147,7 +148,7 @@ class Programs:
         Micro-batches are weighted by their tokens: the denominator is the whole batch's.
         """
         key = self.key
-        accumulate = jnp.dtype(key.numerics.gradient_accumulation_dtype)
+        accumulate = resolve(key.numerics.gradient_accumulation_dtype)
         tokens = jnp.maximum(jnp.sum((batch["weights"] > 0).astype(jnp.int32)), 1)
 
         def loss(params: Any, part: Batch, dropout_key: Array) -> tuple[Array, Any]:
