@@ -4,8 +4,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 
 class Totals:
     """Sums over batches: exact integers, and nats in float64."""
@@ -63,9 +61,9 @@ def bits_per_byte(nats: float, utf8_bytes: int) -> float:
 
 
 def evaluate(
-    program: Callable[[Any, Mapping[str, np.ndarray]], Mapping[str, Any]],
+    program: Callable[[Any, Any], Mapping[str, Any]],
     params: Any,
-    batches: Iterable[Mapping[str, np.ndarray]],
+    batches: Iterable[Mapping[str, Any]],
 ) -> Totals:
     """Sums over all batches.
 

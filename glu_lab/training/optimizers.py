@@ -8,7 +8,7 @@ returned per unit of learning rate, so that the rate is data to the compiled ste
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +127,8 @@ def per_matrix(transformation: optax.GradientTransformation, table: Table) -> Ru
                 out, new_state[stack] = jax.vmap(transformation.update)(
                     group, state[stack], param_groups[stack]
                 )
-            directions.update({path: views[path].backward(x) for path, x in out.items()})
+            flat = cast(Flat, out)
+            directions.update({path: views[path].backward(x) for path, x in flat.items()})
         return directions, new_state
 
     return Rule(init, update)
@@ -150,7 +151,8 @@ def _muon(spec: Optimizer) -> optax.GradientTransformation:
     """Jordan et al. 2024, scaled to AdamW's update size (Liu et al. 2025, arXiv 2502.16982)."""
 
     def matrices(updates: Any) -> Any:
-        # Said for each leaf: the default, None for "all are matrices", fails on a tree (optax 0.2.8).
+        # Said for each leaf: the default, None for "all are matrices", fails on a tree in
+        # optax 0.2.8.
         return jax.tree.map(
             lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=0, output_axis=1), updates
         )

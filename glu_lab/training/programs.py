@@ -139,7 +139,7 @@ class Programs:
         }
 
     def _sums(self, params: Any, batch: Batch, dropout_key: Array | None) -> dict[str, Array]:
-        logits = self._transformer.apply({"params": params}, batch, dropout_key=dropout_key)
+        logits: Any = self._transformer.apply({"params": params}, batch, dropout_key=dropout_key)
         return cross_entropy(logits, batch["targets"], batch["weights"])
 
     def _gradients(self, state: Any, batch: Batch) -> tuple[dict[str, Array], Any]:
@@ -272,7 +272,7 @@ class Programs:
         return jax.device_put(self._init(key), replicated(self._mesh))
 
     @property
-    def train(self) -> Callable[[Any, Batch, Array], tuple[Any, Any]]:
+    def train(self) -> Callable[[Any, Batch, Array | np.floating], tuple[Any, Any]]:
         """(State, batch, learning rate) → (state, metrics)."""
         return self._get("train")
 

@@ -116,7 +116,7 @@ def exact_zero_fraction(report_: Mapping[str, Any]) -> float:
 
 
 def first_non_finite(report_: Mapping[str, Any]) -> str | None:
-    """The first layer and tap with a NaN or infinity, in forward order; None where there is none."""
+    """The first layer and tap with a NaN or infinity, in forward order; None for none."""
     order = ("input", "pre_activation", "product", "output")
     for stack in ("encoder", "decoder"):
         taps = report_.get(stack)

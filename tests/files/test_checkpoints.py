@@ -180,10 +180,9 @@ def noise(seed):
 def test_a_full_disk_is_told_and_the_last_checkpoint_stays_good(leftovers, small_disk):
     checkpoints = Checkpoints(small_disk / "c", keep=5)
     checkpoints.save(1, noise(1), LOOP)
+    (small_disk / "ballast").write_bytes(bytes(600_000))
     with pytest.raises(RecordError, match=r"step 2 was not written.*\(step 1\) is unharmed"):
-        for step in (2, 3):
-            (small_disk / "ballast").write_bytes(bytes(600_000))
-            checkpoints.save(step, noise(step), LOOP)
+        checkpoints.save(2, noise(2), LOOP)
     assert checkpoints.latest() == 1
     checkpoints.close()
     # A new session finds the good one, and goes on once there is room.

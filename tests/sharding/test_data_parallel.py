@@ -1,4 +1,4 @@
-"""Training on four devices is training on one; in processes of their own, whose device count is set."""
+"""Training on four devices is training on one; each in a process with that many devices."""
 
 import json
 import os

@@ -9,8 +9,8 @@ import pytest
 from glu_lab.errors import RecordError
 from glu_lab.training.loop import train
 from glu_lab.training.record import RunDirectory
-from tests.training.small import metrics_lines, without_times
 from tests.files.test_checkpoints import ORBAX_LEFTOVERS
+from tests.training.small import metrics_lines, without_times
 from tests.training.test_resume import assert_same_state, state_of
 
 
@@ -70,7 +70,9 @@ def test_a_run_stops_with_an_error_and_goes_on_once_there_is_room(
     summary = train(experiment, run, dataset=dataset)
     assert summary["log_perplexity"] == finished[1]["log_perplexity"]
     assert without_times(metrics_lines(run)) == without_times(metrics_lines(finished[0]))
-    assert_same_state(state_of(finished[0], experiment, dataset), state_of(run, experiment, dataset))
+    assert_same_state(
+        state_of(finished[0], experiment, dataset), state_of(run, experiment, dataset)
+    )
 
 
 def test_a_disk_full_from_the_start_is_told_before_training(small_disk, experiment, dataset):

@@ -188,7 +188,7 @@ def test_muon_orthogonalises_each_matrix_and_leaves_the_rest_to_adam():
     # Liu et al. 2025: scaled by 0.2 √max(rows, columns), to the RMS of an AdamW update.
     shaped = optax.chain(
         optax.contrib.scale_by_muon(beta=0.95, nesterov=True),
-        optax.stateless(lambda u, _: 0.2 * np.sqrt(max(u.shape)) * u),
+        optax.stateless(lambda u, _: jax.tree.map(lambda x: 0.2 * max(x.shape) ** 0.5 * x, u)),
     )
     assert_each_as_if_alone(shaped, table, directions, params, gradients, matrices)
     adam = optax.scale_by_adam(b1=0.9, b2=0.95, eps=1e-8)

@@ -27,7 +27,7 @@ def compilations():
                 messages.append(record.getMessage())
 
     handler, logger = Collect(), logging.getLogger("jax._src.dispatch")
-    before = jax.config.jax_log_compiles
+    before = getattr(jax.config, "jax_log_compiles")  # noqa: B009 - declared at run time
     propagate = logger.propagate
     logger.addHandler(handler)
     logger.propagate = False

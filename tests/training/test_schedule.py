@@ -1,5 +1,6 @@
 """The learning rate of a step, against the curves' closed forms."""
 
+import itertools
 import math
 
 import pytest
@@ -98,6 +99,6 @@ def test_every_rate_is_between_zero_and_the_peak_and_never_jumps(schedule, steps
         math.pi / 2 / (steps - schedule.warmup_steps),
         1 - math.sqrt(max(schedule.warmup_steps, 1) / (max(schedule.warmup_steps, 1) + 1)),
     )
-    for before, after in zip(rates, rates[1:], strict=False):
+    for before, after in itertools.pairwise(rates):
         # A decay multiplies a curve that may itself be falling.
         assert abs(after - before) <= 2 * steepest * schedule.peak + 1e-15

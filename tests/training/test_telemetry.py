@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from glu_lab.layers import ffn
 from glu_lab.models import Transformer
 from glu_lab.models.transformer import INTERMEDIATES
 from glu_lab.spec import variant
@@ -69,15 +70,24 @@ def test_moments_quantiles_and_correlation_of_pre_activations():
 
 
 def test_saturated_units_pass_no_gradient():
-    x = values("pre_activation", scale=6.0)
-    wide = x.astype(np.float64)
-    gate = 1 / (1 + np.exp(-wide[..., 0, :]))
-    got = observed("pre_activation", x, "glu")
-    # σ′ = σ(1 − σ); a linear branch never saturates.
-    assert got["saturated"][0] == pytest.approx((gate * (1 - gate) < 1e-3).mean(), abs=1e-6)
-    assert got["saturated"][1] == 0
-    relu = observed("pre_activation", x, "reglu")["saturated"]
-    assert relu[0] == pytest.approx((wide[..., 0, :] <= 0).mean(), abs=1e-6)
+    """Through the FFN itself, which hands out the slopes of its activations."""
+    x = jnp.asarray(5 * values("input"))
+    for text in ("glu", "reglu"):
+        spec = variant(text, d_model=8, d_ff=12)
+        params = ffn.init(jax.random.key(0), spec)
+        seen = {}
+        ffn.apply(params, x, spec, tap=lambda name, value, seen=seen: seen.update({name: value}))
+        got = np.asarray(observer(spec)("slopes", seen["slopes"])["saturated"])
+        wi = np.asarray(params["wi"], np.float64)
+        gate = np.asarray(x, np.float64) @ wi[:, 0]
+        if text == "glu":
+            sigmoid = 1 / (1 + np.exp(-gate))
+            expected = (sigmoid * (1 - sigmoid) < 1e-3).mean()
+        else:
+            expected = (gate <= 0).mean()
+        assert 0.1 < expected < 0.9
+        assert got[0] == pytest.approx(expected, abs=1e-6), text
+        assert got[1] == 0  # A linear branch never saturates.
 
 
 def test_non_finite_values_are_counted_per_branch():
