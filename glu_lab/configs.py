@@ -104,9 +104,15 @@ def _read(path_and_argument: str) -> ConfigDict:
             f"config files here: {', '.join(known) or 'none'}."
         )
     spec = importlib.util.spec_from_file_location(f"glu_lab_config_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise SpecError(f"{name} is no Python file; a config file ends in .py.")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, ImportError, NameError, AttributeError) as error:
+        line = getattr(error, "lineno", None)
+        where = f", line {line}" if line else ""
+        raise SpecError(f"{name}{where}: {type(error).__name__}: {error}") from error
     if not hasattr(module, "get_config"):
         raise SpecError(f"{name} defines no get_config().")
     config = module.get_config(argument) if colon else module.get_config()
@@ -139,6 +145,7 @@ def matched_ffn(
     if match.param_delta > learned:
         raise SpecError(
             f"{text} has no width with exactly the parameters of {baseline} at {baseline_d_ff}: "
-            f"{match.continuous} is not an integer."
+            f"it would be {match.continuous}, and {match.d_ff} has {match.param_delta:+,}. Write "
+            f"ffn=dict(variant={text!r}, d_ff=…) into a config of your own."
         )
     return {"variant": text, "d_ff": match.d_ff, **fields}

@@ -21,8 +21,11 @@ examples:
   glu-lab train --config=configs/lm_tiny_sotu.py --workdir=/tmp/mine \\
       --config.data.corpus=text --config.data.path='books/**/*.txt'
 
-The same command resumes a run that was stopped. {CONFIG_EPILOG}"""
+The same command resumes a run that was stopped. {CONFIG_EPILOG}
+Exit code: 0 complete, 1 diverged, 130 interrupted with a checkpoint to go on from, 2 bad input."""
 PASS_THROUGH = True
+
+_EXIT_CODES = {"complete": 0, "diverged": 1, "interrupted": 130}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Trains; 0 when complete, 1 when it diverged or was interrupted."""
+    """Trains; 0 when complete, 1 when it diverged, 130 when it was interrupted."""
     experiment = load_config(args)
     from glu_lab.training.cache import enable_compilation_cache
     from glu_lab.training.loop import train
@@ -69,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(summary))
     else:
         _tell(console, args, summary)
-    return 0 if summary["status"] == "complete" else 1
+    return _EXIT_CODES[summary["status"]]
 
 
 def _tell(console: Console, args: argparse.Namespace, summary: Mapping[str, Any]) -> None:

@@ -89,6 +89,16 @@ class TextDataset:
                 "the validation split has no tokens: the tokenizer turns its text into nothing."
             )
 
+    @property
+    def scored_bytes(self) -> int | None:
+        """The bytes that the summed validation loss pays for: `validation_bytes` or None.
+
+        None for span filling, whose targets are not the text, and for a tokenizer that does not
+        give every text back (unknown pieces would come for free).
+        """
+        causal = self.spec.objective == "causal_lm"
+        return self.validation_bytes if causal and self.tokenizer.is_exact else None
+
     def summary(self) -> str:
         """The statistics as two lines for people."""
         total = self.statistics["train_bytes"] + self.statistics["validation_bytes"]

@@ -7,6 +7,7 @@ are: no newline translation, no stripping.
 import glob
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,11 @@ from glu_lab.errors import DataError
 KINDS = (".txt", ".jsonl")
 COMPRESSIONS = (".gz", ".zst")
 SUFFIXES = tuple(kind + packed for kind in KINDS for packed in ("", *COMPRESSIONS))
+
+
+def _unreadable(error: OSError) -> None:
+    """A folder that cannot be listed may hold text; leaving it out would halve a corpus unseen."""
+    raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
 def find_files(path: str) -> list[Path]:
@@ -30,7 +36,12 @@ def find_files(path: str) -> list[Path]:
     """
     place = Path(path).expanduser()
     if place.is_dir():
-        found = [p for p in place.rglob("*") if p.is_file() and p.name.endswith(SUFFIXES)]
+        found = [
+            Path(folder) / name
+            for folder, _, names in os.walk(place, onerror=_unreadable)
+            for name in names
+            if name.endswith(SUFFIXES)
+        ]
         if not found:
             raise DataError(
                 f"data.path={path!r} is a folder without text files; expected files that end in "

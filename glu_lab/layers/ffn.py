@@ -124,7 +124,7 @@ def apply(
         Y, in ``numerics.compute_dtype``.
 
     Raises:
-        ValueError: when the last dimension of x is not D, or parameters are missing.
+        ValueError: when the last dimension of x is not D, or parameters are not those of the Spec.
     """
     if x.ndim < 1 or x.shape[-1] != spec.d_model:
         raise ValueError(
@@ -135,6 +135,11 @@ def apply(
         raise ValueError(
             f"parameters {sorted(params)} do not fit the Spec, which has {sorted(expected)}."
         )
+    for name, entry in expected.items():
+        if params[name].shape != entry.shape:
+            raise ValueError(
+                f"parameter {name!r} has shape {params[name].shape}; the Spec has {entry.shape}."
+            )
     compute = resolve(numerics.compute_dtype)
     phi_dtype = resolve(numerics.activation_dtype)
     accumulate = resolve(numerics.accumulation_dtype)

@@ -90,8 +90,7 @@ def metrics(totals: Totals, *, utf8_bytes: int | None) -> dict[str, Any]:
 
     Args:
         totals: sums over the validation set.
-        utf8_bytes: bytes of its raw text for a language model; None for span filling, where a
-            target is not the text.
+        utf8_bytes: bytes of raw text that the loss pays for; None where targets are not the text.
 
     Returns:
         ``log_perplexity`` (nats per target token), its standard error, ``perplexity``,

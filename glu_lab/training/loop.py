@@ -21,6 +21,7 @@ from glu_lab.errors import DataError
 from glu_lab.files.checkpoints import Checkpoints
 from glu_lab.layers.params import count, leaves
 from glu_lab.models import parameters
+from glu_lab.sharding.mesh import make_mesh
 from glu_lab.spec.experiment import Experiment
 from glu_lab.spec.formula import formula
 from glu_lab.spec.identity import identity_hash
@@ -67,6 +68,10 @@ def train(
         SpecError: for a mesh or batch that does not fit the devices.
     """
     report = progress or (lambda entry: None)
+    # What can be refused without the data is refused before they are prepared.
+    make_mesh(experiment.execution.mesh)
+    run = RunDirectory(Path(workdir))
+    run.check(experiment)
     if dataset is None:
         from glu_lab.data import load
 
@@ -79,14 +84,13 @@ def train(
             "the dataset given was loaded from another data Spec than the experiment's."
         )
     program = programs(program_key(experiment, dataset))
-    run = RunDirectory(Path(workdir))
     described = manifest(
         experiment,
         dataset.fingerprint,
         parameters=_described(experiment),
         revision=source_revision(),
     )
-    run.check(described)
+    run.check(experiment, dataset.fingerprint)
     finished = run.summary()
     if finished is not None and finished["status"] in FINAL:
         # Before anything is written: its record says what made it, not who looked at it later.
@@ -392,8 +396,7 @@ class _Session:
         totals = evaluate(
             self.program.evaluate, state["params"], map(self.program.put_batch, batches)
         )
-        causal = self.experiment.data.objective == "causal_lm"
-        measured = metrics(totals, utf8_bytes=self.dataset.validation_bytes if causal else None)
+        measured = metrics(totals, utf8_bytes=self.dataset.scored_bytes)
         self.last_evaluation = (step, measured)
         self._write({"step": step, "kind": "eval", **measured})
 

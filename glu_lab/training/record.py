@@ -20,7 +20,7 @@ from glu_lab.errors import RecordError
 from glu_lab.files.atomic import write_bytes, write_json, write_text
 from glu_lab.spec.codec import encode
 from glu_lab.spec.experiment import Experiment
-from glu_lab.spec.identity import difference
+from glu_lab.spec.identity import difference, identity
 
 TOKENIZER_FILE = "tokenizer.model"
 
@@ -59,7 +59,7 @@ class RunDirectory:
         Raises:
             RecordError: as `check`, and when the disk takes no more.
         """
-        self.check(manifest)
+        self.check(experiment, manifest["identity"]["data_fingerprint"])
         write_json(self.path / "manifest.json", manifest)
         write_json(self.path / "config.json", encode(experiment))
         write_bytes(self.path / TOKENIZER_FILE, tokenizer)
@@ -72,17 +72,36 @@ class RunDirectory:
             ],
         )
 
-    def check(self, manifest: Mapping[str, Any]) -> None:
+    def check(self, experiment: Experiment, data_fingerprint: str | None = None) -> None:
         """Checks that the folder is empty or this run's; writes nothing.
+
+        Args:
+            experiment: the run.
+            data_fingerprint: of its data; None, before they are loaded, takes the one on record.
 
         Raises:
             RecordError: for a folder of something else, or of a run with another identity; the
                 message lists every difference.
         """
+        old = self._owner()
+        if old is None:
+            return
+        recorded = old.get("identity", {})
+        wanted = identity(experiment, data_fingerprint or recorded.get("data_fingerprint", ""))
+        changes = difference(recorded, wanted)
+        if changes:
+            raise RecordError(
+                f"{self.path} belongs to another run; resuming it with this config would mix two "
+                "experiments. What differs (data_fingerprint stands for text, split and tokenizer):"
+                "\n  " + "\n  ".join(changes)
+            )
+
+    def _owner(self) -> dict[str, Any] | None:
+        """The manifest of the run whose folder this is; None for an empty or missing folder."""
         if self.path.exists() and not self.path.is_dir():
             raise RecordError(f"{self.path} is a file; a run needs a folder of its own.")
         if not self.path.exists():
-            return
+            return None
         try:
             content = sorted(entry.name for entry in self.path.iterdir())
         except OSError as error:
@@ -103,15 +122,10 @@ class RunDirectory:
                     f"{self.path} has {', '.join(theirs)} but no manifest.json, so whose they are "
                     "is not known; choose an empty folder or one of this run."
                 )
-            return
-        if not isinstance(old, Mapping):
+            return None
+        if not isinstance(old, dict):
             raise RecordError(f"{self.path / 'manifest.json'} is no manifest of a run.")
-        if old.get("identity_hash") != manifest["identity_hash"]:
-            changes = "\n  ".join(difference(old.get("identity"), manifest["identity"]))
-            raise RecordError(
-                f"{self.path} belongs to another run; resuming it with this config would mix two "
-                f"experiments. What differs:\n  {changes}"
-            )
+        return old
 
     def _read(self, name: str) -> Any:
         file = self.path / name

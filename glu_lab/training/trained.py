@@ -21,7 +21,7 @@ from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Experiment
 from glu_lab.training.evaluation import evaluate, metrics
 from glu_lab.training.programs import ProgramKey, program_key, programs
-from glu_lab.training.record import TOKENIZER_FILE
+from glu_lab.training.record import TOKENIZER_FILE, RunDirectory
 
 
 class TrainedRun:
@@ -47,7 +47,7 @@ class TrainedRun:
         """
         self.workdir = Path(workdir)
         config, pieces = workdir / "config.json", workdir / TOKENIZER_FILE
-        for file in (config, pieces):
+        for file in (config, workdir / "manifest.json", pieces):
             if not file.is_file():
                 raise RecordError(
                     f"{workdir} is no run of `glu-lab train`: {file.name} is missing."
@@ -57,6 +57,8 @@ class TrainedRun:
         except ValueError as error:
             raise RecordError(f"{config} is not JSON: {error}.") from error
         self.experiment = decode(Experiment, tree)
+        # A config that was edited names another function than the one whose weights lie here.
+        RunDirectory(workdir).check(self.experiment)
         data = self.experiment.data
         sentinels = data.num_sentinels if data.objective == "span_corruption" else 0
         self.tokenizer = Tokenizer(pieces.read_bytes(), sentinels, name=str(pieces))
@@ -108,8 +110,7 @@ class TrainedRun:
         program = programs(program_key(here, dataset))
         batches = dataset.validation(self.experiment.eval_batch_size)
         totals = evaluate(program.evaluate, self.params, map(program.put_batch, batches))
-        causal = self.experiment.data.objective == "causal_lm"
-        return metrics(totals, utf8_bytes=dataset.validation_bytes if causal else None)
+        return metrics(totals, utf8_bytes=dataset.scored_bytes)
 
     def sample(
         self,

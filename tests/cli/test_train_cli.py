@@ -132,7 +132,7 @@ def wait_for(condition, process, seconds=240):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_tells_how_to_go_on_and_exits_with_1(
+def test_a_signal_saves_tells_how_to_go_on_and_exits_with_130(
     number, tiny_config, tmp_path, cli_cache, trained_decoder
 ):
     run = tmp_path / "a run"
@@ -142,7 +142,7 @@ def test_a_signal_saves_tells_how_to_go_on_and_exits_with_1(
     wait_for(lambda: metrics.exists() and metrics.read_text().count("\n") > 2, process)
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
+    assert process.returncode == 130, err
     assert out == ""
     summary = json.loads((run / "summary.json").read_text())
     assert summary["status"] == "interrupted"

@@ -139,3 +139,13 @@ def test_the_benchmark_counts_examples_not_batches(dataset, monkeypatch):
     timer = types.SimpleNamespace(perf_counter=lambda: next(clock))
     monkeypatch.setattr("glu_lab.data.benchmark.time", timer)
     assert examples_per_second(dataset, batch_size=8, steps=5) == 8 * 5 / 2.0
+
+
+def test_bits_per_byte_need_a_tokenizer_that_gives_every_text_back(corpus_file, cache):
+    """Pieces that a tokenizer does not know would be scored for free."""
+    causal = {"objective": "causal_lm", "input_length": 32}
+    own = load(small(corpus_file, **causal), cache_dir=cache)
+    assert own.scored_bytes == own.validation_bytes > 0
+    t5 = load(small(corpus_file, tokenizer=str(T5), vocab_size=32_000, **causal), cache_dir=cache)
+    assert t5.scored_bytes is None
+    assert load(small(corpus_file), cache_dir=cache).scored_bytes is None

@@ -1,5 +1,7 @@
+import errno
 import gzip
 import json
+import os
 
 import pytest
 import zstandard
@@ -89,3 +91,19 @@ def test_nothing_found_is_an_error(tmp_path):
         find_files(str(tmp_path / "absent.txt"))
     with pytest.raises(DataError, match="cannot read this kind"):
         find_files(str(tmp_path / "*.md"))
+
+
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_half_a_corpus(tmp_path, monkeypatch):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "a.txt").write_text("text")
+    (tmp_path / "shut").mkdir()
+    real = os.scandir
+
+    def scandir(path):
+        if str(path).endswith("shut"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(DataError, match="shut cannot be read"):
+        find_files(str(tmp_path))

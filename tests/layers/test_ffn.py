@@ -270,3 +270,12 @@ def test_wrong_widths_and_wrong_parameters_are_refused():
         ffn.apply({**params, "bo": jnp.zeros(D)}, random_rows(3, D), spec)
     with pytest.raises(ValueError, match="do not fit the Spec"):
         ffn.apply({"wi": params["wi"]}, random_rows(3, D), spec)
+
+
+def test_parameters_of_another_spec_are_refused_by_shape():
+    """An index past the last branch would be clamped, and compute another function."""
+    one = ffn.init(jax.random.key(0), variant("silu", d_model=D, d_ff=F))
+    with pytest.raises(ValueError, match="shape"):
+        ffn.apply(one, jnp.ones((2, D)), variant("swiglu", d_model=D, d_ff=F))
+    with pytest.raises(ValueError, match="shape"):
+        ffn.apply(one, jnp.ones((2, D)), variant("silu", d_model=D, d_ff=F + 1))
