@@ -8,9 +8,8 @@ from glu_lab.studies import Study, variants_matched
 
 ROOT = Path(__file__).resolve().parents[2]
 
-#: Longer than the quickstart, and with more seeds: eleven differences are asked for at once.
+#: Longer than the quickstart: some seeds leave the first plateau late.
 STEPS = 800
-SEEDS = (0, 1, 2, 3, 4)
 
 
 def get_study() -> Study:
@@ -24,7 +23,7 @@ def get_study() -> Study:
         base=base,
         axes=variants_matched(ABLATION_VARIANTS, base),
         baseline="relu",
-        seeds=SEEDS,
+        seeds=(0, 1, 2),
         budget="params",
         tolerance=0.0,
         notes="Tiny T5 on State of the Union addresses, span filling; no biases, no dropout.",

@@ -222,7 +222,7 @@ class Programs:
             self.key.model,
             self.key.numerics,
             self.key.execution,
-            telemetry.observer(self.key.model.ffn),
+            telemetry.observe,
         )
         _, sown = observed.apply(
             {"params": params}, batch, dropout_key=dropout_key, mutable=[INTERMEDIATES]

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from glu_lab.models.transformer import INTERMEDIATES, Observer
-from glu_lab.spec.ffn import FFN
+from glu_lab.models.transformer import INTERMEDIATES
 
 #: |x| below this counts as small.
 SMALL = 1e-3
@@ -38,53 +37,52 @@ def _count(condition: Array, axes: tuple[int, ...]) -> Array:
     return jnp.sum(condition.astype(jnp.int32), axis=axes)
 
 
-def observer(spec: FFN) -> Observer:
-    """The observer of one FFN Spec.
+def observe(name: str, value: Array) -> dict[str, Array]:
+    """Reduces one intermediate of an FFN, as a tap of `glu_lab.layers.ffn` gives it.
+
+    Args:
+        name: of the tap.
+        value: the intermediate.
 
     Returns:
-        A function of (tap name, array) that gives a dict of statistics; those of single branches
-        are arrays of shape (N,).
+        A dict of statistics; those of single branches are arrays of shape (N,).
     """
-
-    def observe(name: str, value: Array) -> dict[str, Array]:
-        x = value.astype(np.promote_types(value.dtype, np.float32))
-        every = tuple(range(x.ndim))
-        if name in ("input", "output"):
-            return {"rms": _rms(x, every), "non_finite": _count(~jnp.isfinite(x), every)}
-        if name == "product":
-            return {
-                "rms": _rms(x, every),
-                "exact_zero": _fraction(x == 0, every),
-                "small": _fraction(jnp.abs(x) < SMALL, every),
-                "non_finite": _count(~jnp.isfinite(x), every),
-            }
-        per_branch = tuple(axis for axis in every if axis != x.ndim - 2)
-        if name == "branches":
-            return {
-                "rms": _rms(x, per_branch),
-                "exact_zero": _fraction(x == 0, per_branch),
-                "small": _fraction(jnp.abs(x) < SMALL, per_branch),
-            }
-        if name == "slopes":
-            return {"saturated": _fraction(jnp.abs(x) < SATURATED, per_branch)}
-        centred = x - jnp.mean(x, axis=per_branch, keepdims=True)
-        spread = _rms(centred, per_branch)
-        statistics = {
-            "mean": _mean(x, per_branch),
-            "std": spread,
-            "quantiles": jnp.quantile(
-                jnp.moveaxis(x, -2, 0).reshape(x.shape[-2], -1),
-                jnp.asarray(QUANTILES, x.dtype),
-                axis=1,
-            ).T,
-            "non_finite": _count(~jnp.isfinite(x), per_branch),
+    x = value.astype(np.promote_types(value.dtype, np.float32))
+    every = tuple(range(x.ndim))
+    if name in ("input", "output"):
+        return {"rms": _rms(x, every), "non_finite": _count(~jnp.isfinite(x), every)}
+    if name == "product":
+        return {
+            "rms": _rms(x, every),
+            "exact_zero": _fraction(x == 0, every),
+            "small": _fraction(jnp.abs(x) < SMALL, every),
+            "non_finite": _count(~jnp.isfinite(x), every),
         }
-        if spec.num_branches > 1:
-            joint = jnp.mean(centred[..., 0, :] * centred[..., 1, :])
-            statistics["correlation"] = joint / (spread[0] * spread[1])
-        return statistics
-
-    return observe
+    per_branch = tuple(axis for axis in every if axis != x.ndim - 2)
+    if name == "branches":
+        return {
+            "rms": _rms(x, per_branch),
+            "exact_zero": _fraction(x == 0, per_branch),
+            "small": _fraction(jnp.abs(x) < SMALL, per_branch),
+        }
+    if name == "slopes":
+        return {"saturated": _fraction(jnp.abs(x) < SATURATED, per_branch)}
+    centred = x - jnp.mean(x, axis=per_branch, keepdims=True)
+    spread = _rms(centred, per_branch)
+    statistics = {
+        "mean": _mean(x, per_branch),
+        "std": spread,
+        "quantiles": jnp.quantile(
+            jnp.moveaxis(x, -2, 0).reshape(x.shape[-2], -1),
+            jnp.asarray(QUANTILES, x.dtype),
+            axis=1,
+        ).T,
+        "non_finite": _count(~jnp.isfinite(x), per_branch),
+    }
+    if x.shape[-2] > 1:
+        joint = jnp.mean(centred[..., 0, :] * centred[..., 1, :])
+        statistics["correlation"] = joint / (spread[0] * spread[1])
+    return statistics
 
 
 def report(sown: Mapping[str, Any]) -> dict[str, Any]:

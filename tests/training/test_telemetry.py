@@ -13,7 +13,7 @@ from glu_lab.training.programs import dropout_key, program_key, programs
 from glu_lab.training.telemetry import (
     exact_zero_fraction,
     first_non_finite,
-    observer,
+    observe,
     report,
 )
 from tests.training.small import metrics_lines
@@ -32,8 +32,7 @@ def values(name, scale=2.0):
     return scale * np.random.default_rng(len(name)).normal(size=SHAPES[name]).astype(np.float32)
 
 
-def observed(name, x, text="reglu"):
-    observe = observer(variant(text, d_model=8, d_ff=12))
+def observed(name, x):
     return {k: np.asarray(v) for k, v in observe(name, jnp.asarray(x)).items()}
 
 
@@ -77,7 +76,7 @@ def test_saturated_units_pass_no_gradient():
         params = ffn.init(jax.random.key(0), spec)
         seen = {}
         ffn.apply(params, x, spec, tap=lambda name, value, seen=seen: seen.update({name: value}))
-        got = np.asarray(observer(spec)("slopes", seen["slopes"])["saturated"])
+        got = np.asarray(observe("slopes", seen["slopes"])["saturated"])
         wi = np.asarray(params["wi"], np.float64)
         gate = np.asarray(x, np.float64) @ wi[:, 0]
         if text == "glu":
@@ -98,7 +97,7 @@ def test_non_finite_values_are_counted_per_branch():
 
 def test_one_branch_has_no_correlation():
     x = values("pre_activation")[:, :, :1]
-    assert "correlation" not in observed("pre_activation", x, "relu")
+    assert "correlation" not in observed("pre_activation", x)
 
 
 def stack(layers, bad=None):
