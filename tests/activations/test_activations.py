@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
 from scipy import special
 
 from glu_lab import activations
 from glu_lab.spec.activation import ACTIVATIONS, Activation
 from tests.activations.reference import FORMULAS, LEARNED, derivative
+
+torch = pytest.importorskip("torch")
 
 NAMES = tuple(FORMULAS)
 DTYPES = ("float64", "float32", "bfloat16", "float16")

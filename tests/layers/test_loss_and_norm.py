@@ -4,13 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from scipy import special
 
 from glu_lab.layers import norm
 from glu_lab.layers.loss import cross_entropy
 from glu_lab.layers.positions import rope
 from glu_lab.spec.model import Norm
+
+torch = pytest.importorskip("torch")
 
 
 def random_case(seed=0, rows=3, length=6, vocabulary=11):

@@ -4,15 +4,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from glu_lab.layers.params import leaves
 from glu_lab.layers.positions import relative_buckets
 from glu_lab.models import Transformer, parameters
 from glu_lab.spec.model import Attention, Norm, Positions
-from tests.models import hugging_face as hf
 from tests.models import small
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+hf = pytest.importorskip("tests.models.hugging_face")
 
 
 @pytest.fixture(autouse=True)

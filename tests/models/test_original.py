@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 
 from glu_lab.layers.params import initialize
 from glu_lab.layers.positions import sinusoidal
 from glu_lab.models import Transformer, parameters
 from tests.models import small
+
+torch = pytest.importorskip("torch")
 
 H, K, D = 3, small.K, small.D
 

@@ -5,7 +5,6 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 from scipy import special
 
 from glu_lab.layers.loss import cross_entropy
@@ -13,6 +12,8 @@ from glu_lab.models import Transformer
 from glu_lab.training.evaluation import Totals, bits_per_byte, evaluate, metrics
 from glu_lab.training.programs import program_key, programs
 from tests.training.small import metrics_lines
+
+torch = pytest.importorskip("torch")
 
 
 def sums_of(nats, correct=0):

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,6 +14,8 @@ from glu_lab.spec.experiment import Optimizer
 from glu_lab.spec.numerics import Numerics
 from glu_lab.training.optimizers import build, flatten, unflatten
 from tests.training.small import small_model
+
+torch = pytest.importorskip("torch")
 
 STEPS = 3
 
