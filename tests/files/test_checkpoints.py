@@ -3,7 +3,6 @@
 import gc
 import resource
 import shutil
-import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ import pytest
 
 from glu_lab.errors import RecordError
 from glu_lab.files.checkpoints import Checkpoints
+from tests.small_disk import mounted
 
 LOOP = {"iterator": {"next_index": 7}, "counters": {"nats": 0.1 + 0.2}, "telemetry": None}
 
@@ -157,18 +157,8 @@ def test_a_place_that_cannot_be_a_folder_is_refused(tmp_path):
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 2 MiB; needs the right to mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if shutil.which("mount") is None:
-        pytest.skip("no mount command")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)],
-        check=False, capture_output=True,
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip("no right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "2m") as place:
+        yield place
 
 
 def noise(seed):

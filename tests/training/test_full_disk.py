@@ -1,8 +1,6 @@
 """A disk that fills up while a run trains on it: a friendly error, and nothing lost."""
 
 import gc
-import shutil
-import subprocess
 
 import pytest
 
@@ -10,6 +8,7 @@ from glu_lab.errors import RecordError
 from glu_lab.training.loop import train
 from glu_lab.training.record import RunDirectory
 from tests.files.test_checkpoints import ORBAX_LEFTOVERS
+from tests.small_disk import mounted
 from tests.training.small import metrics_lines, without_times
 from tests.training.test_resume import assert_same_state, state_of
 
@@ -17,18 +16,8 @@ from tests.training.test_resume import assert_same_state, state_of
 @pytest.fixture
 def small_disk(tmp_path):
     """A file system of 1 MiB; needs the right to mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    if shutil.which("mount") is None:
-        pytest.skip("no mount command")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)],
-        check=False, capture_output=True,
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip("no right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    with mounted(tmp_path / "disk", "1m") as place:
+        yield place
 
 
 def fill(place):
