@@ -5,7 +5,7 @@ d_ff 384, gated ones 256: the same number of parameters exactly.
 
     glu-lab train --config=configs/t5_tiny_sotu.py:swiglu --workdir=/tmp/swiglu
 
-Cost: a quarter of a minute a run on 2 cores. Expected number: see results/quickstart/table.md.
+Cost: about half a minute a run on 2 cores. Expected number: see results/quickstart/table.md.
 """
 
 from glu_lab.configs import experiment_config, matched_ffn
