@@ -10,9 +10,15 @@ CONFIG_EPILOG = (
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
-    """Declares ``--config``; ``--config.key=value`` comes through ``args.rest``."""
+    """Declares ``--config`` and ``--mesh``; ``--config.key=value`` comes through ``args.rest``."""
     parser.add_argument(
         "--config", required=True, metavar="FILE.py[:ARG]", help="config file and its argument"
+    )
+    parser.add_argument(
+        "--mesh",
+        metavar="AXIS=SIZE,…",
+        help="device mesh, as in data=2,fsdp=1,model=4 (-1: the rest of the devices); short for "
+        "--config.execution.mesh",
     )
 
 
@@ -20,4 +26,5 @@ def load_config(args: argparse.Namespace) -> Experiment:
     """The experiment that the flags describe."""
     from glu_lab.configs import load
 
-    return load(args.config, args.rest)
+    mesh = [] if args.mesh is None else [f"--config.execution.mesh={args.mesh}"]
+    return load(args.config, [*args.rest, *mesh])

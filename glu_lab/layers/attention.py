@@ -14,6 +14,7 @@ from glu_lab.layers import norm, positions
 from glu_lab.layers.dropout import dropout
 from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import Parameter
+from glu_lab.layers.placement import UNPLACED, Placement
 from glu_lab.spec.model import Attention, Norm
 from glu_lab.spec.numerics import Numerics
 
@@ -65,6 +66,7 @@ def apply(
     norm_eps: float = 1e-6,
     numerics: Numerics = Numerics(),
     dropout_key: Key[Array, ""] | None = None,
+    place: Placement = UNPLACED,
 ) -> Float[Array, "B Q D"]:
     """Attention from x to context.
 
@@ -80,6 +82,7 @@ def apply(
         norm_eps: of QK-norm.
         numerics: scores and softmax use ``accumulation_dtype``.
         dropout_key: drops attention weights.
+        place: how arrays lie on the mesh; parameters come as `Placement.use` gives them.
 
     Returns:
         (B, Q, D) in ``compute_dtype``.
@@ -108,30 +111,33 @@ def apply(
     if rope is not None:
         where, theta = rope
         q, k = positions.rope(q, where, theta), positions.rope(k, where, theta)
+    # A group of query heads goes with its key head: what splits one splits the other.
+    grouped = place.spec("batch", None, "kv", None, None)
     scores = jnp.einsum(
         "bqgrk,bsgk->bgrqs",
-        q.reshape(B, Q, G, H // G, K),
+        jnp.reshape(q, (B, Q, G, H // G, K), out_sharding=grouped),
         k,
         preferred_element_type=accumulate,
-    ).reshape(B, H, Q, -1)
+    )
     if spec.scale_scores:
         scores = scores * K**-0.5
     if bias is not None:
-        scores = scores + bias.astype(accumulate)
-    scores = jnp.where(mask, scores, jnp.finfo(accumulate).min)
+        shape = (1, G, H // G, *bias.shape[2:])
+        layout = place.spec(None, "kv", None, None, None)
+        scores = scores + jnp.reshape(bias.astype(accumulate), shape, out_sharding=layout)
+    scores = jnp.where(mask[:, :, None], scores, jnp.finfo(accumulate).min)
     weights = jax.nn.softmax(scores, axis=-1).astype(compute)
-    weights = dropout(weights, spec.dropout, dropout_key)
-    heads = jnp.einsum(
-        "bgrqs,bsgk->bqgrk",
-        weights.reshape(B, G, H // G, Q, -1),
-        v,
-        preferred_element_type=accumulate,
-    ).astype(compute)
+    layout = place.spec("batch", "kv", None, None, None)
+    weights = dropout(weights, spec.dropout, dropout_key, layout)
+    heads = jnp.einsum("bgrqs,bsgk->bqgrk", weights, v, preferred_element_type=accumulate).astype(
+        compute
+    )
     y = jnp.einsum(
         "bqhk,hkd->bqd",
-        heads.reshape(B, Q, H, K),
+        jnp.reshape(heads, (B, Q, H, K), out_sharding=place.spec("batch", None, "heads", None)),
         params["o"].astype(compute),
         preferred_element_type=accumulate,
+        out_sharding=place.rows(x, None),
     )
     if spec.output_bias:
         y = y + params["o_bias"].astype(accumulate)[None, None]

@@ -20,12 +20,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Key
 
 from glu_lab import activations
 from glu_lab.layers import params as params_lib
 from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import Parameter
+from glu_lab.layers.placement import UNPLACED, Placement
 from glu_lab.spec.ffn import FFN, Branch, Clamp
 from glu_lab.spec.numerics import Numerics
 
@@ -86,42 +88,28 @@ def _factor(a: Array, branch: Branch, learned: Mapping[str, Array]) -> Array:
     return factor + branch.offset if branch.offset else factor
 
 
-def _dropout_mask(key: Array, shape: tuple[int, ...], spec: FFN) -> Array:
-    """Keep-mask of the hidden state; size 1 along shared axes.
+def keep_mask(key: Key[Array, ""], x: Array, spec: FFN, place: Placement = UNPLACED) -> Array:
+    """Which elements of the hidden state (..., F) of rows x stay; size 1 along shared axes.
 
-    The last leading dimension is the position, those before it are the batch.
+    The last leading dimension is the position, those before it are the batch. An element depends on
+    the key and its position in the whole array, however that is split.
     """
-    *batch, position, features = shape if len(shape) > 1 else (1, *shape)
+    whole = (*x.shape[:-1], spec.d_ff)
+    *batch, position, features = whole if x.ndim > 1 else (1, *whole)
     if "batch" in spec.hidden_dropout_shared:
         batch = [1] * len(batch)
     if "position" in spec.hidden_dropout_shared:
         position = 1
-    mask_shape = (*batch, position, features)[-len(shape) :]
-    return jax.random.bernoulli(key, 1.0 - spec.hidden_dropout, mask_shape)
+    shape = (*batch, position, features)[-x.ndim :]
+    layout = place.rows(x, "mlp")
+    if layout is not None:
+        splits = zip(layout, shape, whole, strict=True)
+        layout = PartitionSpec(*(split if n == full else None for split, n, full in splits))
+    return jax.random.bernoulli(key, 1.0 - spec.hidden_dropout, shape, out_sharding=layout)
 
 
-def apply(
-    params: Mapping[str, Array],
-    x: Float[Array, "... D"],
-    spec: FFN,
-    *,
-    numerics: Numerics = Numerics(),
-    dropout_key: Key[Array, ""] | None = None,
-    tap: Tap | None = None,
-) -> Float[Array, "... D"]:
-    """The sublayer's output for every row of x.
-
-    Args:
-        params: arrays named as in `parameters`.
-        x: rows of width D.
-        spec: which function.
-        numerics: which number format each step uses.
-        dropout_key: a key drops hidden elements with the Spec's probability; None does not (the
-            inference mode).
-        tap: called with each intermediate of `TAPS`.
-
-    Returns:
-        Y, in ``numerics.compute_dtype``.
+def check(params: Mapping[str, Array], x: Array, spec: FFN) -> None:
+    """Checks that rows and parameters are those of the Spec.
 
     Raises:
         ValueError: when the last dimension of x is not D, or parameters are not those of the Spec.
@@ -140,14 +128,34 @@ def apply(
             raise ValueError(
                 f"parameter {name!r} has shape {params[name].shape}; the Spec has {entry.shape}."
             )
+
+
+# The sublayer in the steps between which a schedule can put something of its own. Each hidden
+# channel is computed by itself, so that `product` takes any block of channels; `down` of a block is
+# its summand of the output, and `finish` comes after their sum.
+
+
+def product(
+    params: Mapping[str, Array],
+    x: Float[Array, "... D"],
+    spec: FFN,
+    numerics: Numerics,
+    tap: Tap | None = None,
+) -> Float[Array, "... F"]:
+    """The hidden state before dropout, of rows in ``numerics.compute_dtype``.
+
+    Args:
+        params: arrays named as in `parameters`, or the same block of channels of each.
+        x: rows.
+        spec: which function.
+        numerics: which number format each step uses.
+        tap: called with the intermediates from ``pre_activation`` to ``product``.
+    """
     compute = resolve(numerics.compute_dtype)
     phi_dtype = resolve(numerics.activation_dtype)
     accumulate = resolve(numerics.accumulation_dtype)
     product_dtype = compute if numerics.rounding_point == "branch" else phi_dtype
-    observe = tap or (lambda name, value: None)
 
-    x = x.astype(compute)
-    observe("input", x)
     projected = jnp.einsum(
         "...d,dnf->...nf", x, params["wi"].astype(compute), preferred_element_type=accumulate
     )
@@ -178,20 +186,88 @@ def apply(
     if spec.product_bias:
         hidden = hidden + _broadcast(params["bp"].astype(product_dtype), hidden)
     hidden = hidden.astype(compute)
-    observe("product", hidden)
-    if dropout_key is not None and spec.hidden_dropout > 0.0:
-        keep = _dropout_mask(dropout_key, hidden.shape, spec)
-        dropped = hidden / (1.0 - spec.hidden_dropout)
-        hidden = jnp.where(keep, dropped, jnp.zeros_like(dropped))
+    if tap is not None:
+        tap("product", hidden)
+    return hidden
 
-    y = jnp.einsum(
-        "...f,fd->...d", hidden, params["wo"].astype(compute), preferred_element_type=accumulate
+
+def drop(hidden: Float[Array, "... F"], keep: Array, spec: FFN) -> Float[Array, "... F"]:
+    """The hidden state with the elements outside the mask at 0 and the rest scaled up."""
+    scaled = hidden / (1.0 - spec.hidden_dropout)
+    return jnp.where(keep, scaled, jnp.zeros_like(scaled))
+
+
+def down(
+    params: Mapping[str, Array],
+    hidden: Float[Array, "... F"],
+    numerics: Numerics,
+    layout: PartitionSpec | None = None,
+) -> Float[Array, "... D"]:
+    """The hidden state times ``wo``, in ``numerics.accumulation_dtype``.
+
+    Args:
+        params: as in `product`.
+        hidden: all channels, or the block that the parameters are of.
+        numerics: which number format each step uses.
+        layout: of the result, where F is split over the mesh.
+    """
+    return jnp.einsum(
+        "...f,fd->...d",
+        hidden,
+        params["wo"].astype(resolve(numerics.compute_dtype)),
+        preferred_element_type=resolve(numerics.accumulation_dtype),
+        out_sharding=layout,
     )
+
+
+def finish(
+    params: Mapping[str, Array], y: Float[Array, "... D"], spec: FFN, numerics: Numerics
+) -> Float[Array, "... D"]:
+    """The output from the whole sum over channels: bias, scale, ``numerics.compute_dtype``."""
     if spec.output_bias:
-        y = y + _broadcast(params["bo"].astype(accumulate), y)
+        y = y + _broadcast(params["bo"].astype(y.dtype), y)
     if spec.output_scale != 1.0:
         y = spec.output_scale * y
-    y = y.astype(compute)
+    return y.astype(resolve(numerics.compute_dtype))
+
+
+def apply(
+    params: Mapping[str, Array],
+    x: Float[Array, "... D"],
+    spec: FFN,
+    *,
+    numerics: Numerics = Numerics(),
+    dropout_key: Key[Array, ""] | None = None,
+    tap: Tap | None = None,
+    place: Placement = UNPLACED,
+) -> Float[Array, "... D"]:
+    """The sublayer's output for every row of x.
+
+    Args:
+        params: arrays named as in `parameters`.
+        x: rows of width D.
+        spec: which function.
+        numerics: which number format each step uses.
+        dropout_key: a key drops hidden elements with the Spec's probability; None does not (the
+            inference mode).
+        tap: called with each intermediate of `TAPS`.
+        place: how arrays lie on the mesh; parameters come as `Placement.use` gives them.
+
+    Returns:
+        Y, in ``numerics.compute_dtype``.
+
+    Raises:
+        ValueError: when the last dimension of x is not D, or parameters are not those of the Spec.
+    """
+    check(params, x, spec)
+    observe = tap or (lambda name, value: None)
+
+    x = x.astype(resolve(numerics.compute_dtype))
+    observe("input", x)
+    hidden = product(params, x, spec, numerics, tap)
+    if dropout_key is not None and spec.hidden_dropout > 0.0:
+        hidden = drop(hidden, keep_mask(dropout_key, x, spec, place), spec)
+    y = finish(params, down(params, hidden, numerics, place.rows(x, None)), spec, numerics)
     observe("output", y)
     return y
 

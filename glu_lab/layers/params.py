@@ -13,6 +13,7 @@ from typing import Any, Literal, Union
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 from jaxtyping import Array
 
 from glu_lab.layers.dtypes import resolve
@@ -106,31 +107,44 @@ def path_key(key: Array, path: str) -> Array:
     return jax.random.fold_in(key, number)
 
 
-@functools.partial(jax.jit, static_argnames="count")
-def _fold_in_each(keys: Array, count: int) -> Array:
-    """For each key its `count` children, one after another."""
-    children = jax.vmap(
-        lambda key: jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(count))
-    )
-    return children(keys).reshape(-1)
-
-
-@functools.partial(jax.jit, static_argnames=("shape", "distribution", "dtype"))
-def _draw(keys: Array, std: Array, shape: tuple[int, ...], distribution: str, dtype: Any) -> Array:
-    """One array of `shape` for each key; compiled once a shape, whatever asks for it."""
+@functools.lru_cache(maxsize=1024)
+def _drawer(
+    shape: tuple[int, ...],
+    stacking: tuple[int, ...],
+    distribution: str,
+    dtype: Any,
+    sharding: Sharding | None,
+) -> Callable[[Array, Array], Array]:
+    """(Key, standard deviation) → an array; compiled once a shape, whatever asks for it."""
+    stacked = tuple(shape[i] for i in stacking)
+    rest = tuple(n for i, n in enumerate(shape) if i not in stacking)
 
     def one(key: Array) -> Array:
         if distribution == "normal":
-            return jax.random.normal(key, shape, dtype)
+            return jax.random.normal(key, rest, dtype)
         if distribution == "truncated_normal":
-            return jax.random.truncated_normal(key, -2.0, 2.0, shape, dtype) / _TRUNCATED_STD
+            return jax.random.truncated_normal(key, -2.0, 2.0, rest, dtype) / _TRUNCATED_STD
         bound = math.sqrt(3.0)
-        return jax.random.uniform(key, shape, dtype, -bound, bound)
+        return jax.random.uniform(key, rest, dtype, -bound, bound)
 
-    return std.astype(dtype) * jax.vmap(one)(keys)
+    def draw(key: Array, std: Array) -> Array:
+        keys = key[None]
+        for n in stacked:
+            children = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
+            keys = jax.vmap(children, in_axes=(0, None))(keys, jnp.arange(n)).reshape(-1)
+        drawn = (std.astype(dtype) * jax.vmap(one)(keys)).reshape(*stacked, *rest)
+        return jnp.moveaxis(drawn, range(len(stacked)), stacking)
+
+    return jax.jit(draw, out_shardings=sharding)
 
 
-def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str = "") -> dict:
+def initialize(
+    table: Table,
+    key: Array,
+    dtype: Any = jnp.float32,
+    prefix: str = "",
+    sharding: Callable[[Parameter], Sharding] | None = None,
+) -> dict:
     """Draws initial values.
 
     Each array depends on (key, its canonical path, its index along the stacking axes) alone, so
@@ -142,6 +156,8 @@ def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str =
         key: a root key, `jax.random.key(seed)`.
         dtype: of every array.
         prefix: canonical path of the table's root.
+        sharding: where each array shall lie, on a mesh with Auto axes: devices then draw no more
+            than their own pieces, of the same values.
 
     Returns:
         A tree of arrays of the table's form.
@@ -149,18 +165,14 @@ def initialize(table: Table, key: Array, dtype: Any = jnp.float32, prefix: str =
     dtype = resolve(dtype)
 
     def draw(path: str, p: Parameter) -> Array:
+        where = sharding(p) if sharding else None
         if p.start is not None:
-            return jnp.full(p.shape, p.start, dtype)
+            return jnp.full(p.shape, p.start, dtype, device=where)
         if p.init.distribution in ("zeros", "ones"):
-            return jnp.full(p.shape, float(p.init.distribution == "ones"), dtype)
-        positions = [i for i, axis in enumerate(p.axes) if axis in STACK_AXES]
-        stacked = tuple(p.shape[i] for i in positions)
-        rest = tuple(n for i, n in enumerate(p.shape) if i not in positions)
-        keys = path_key(key, path)[None]
-        for n in stacked:
-            keys = _fold_in_each(keys, n)
+            return jnp.full(p.shape, float(p.init.distribution == "ones"), dtype, device=where)
+        stacking = tuple(i for i, axis in enumerate(p.axes) if axis in STACK_AXES)
         std = jnp.float32(p.init.stddev(p.size(p.inputs), p.size(p.outputs)))
-        drawn = _draw(keys, std, rest, p.init.distribution, dtype).reshape(*stacked, *rest)
-        return jnp.moveaxis(drawn, range(len(positions)), positions)
+        drawer = _drawer(p.shape, stacking, p.init.distribution, dtype, where)
+        return drawer(path_key(key, path), std)
 
     return map_table(draw, table, prefix)

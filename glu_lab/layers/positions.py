@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from glu_lab.layers.params import Parameter
+from glu_lab.layers.placement import UNPLACED, Placement
 from glu_lab.spec.ffn import Initializer
 from glu_lab.spec.model import Positions
 
@@ -88,8 +89,14 @@ def relative_buckets(
 
 
 def relative_bias(
-    params: Mapping[str, Array], queries: int, keys: int, spec: Positions, bidirectional: bool
+    params: Mapping[str, Array],
+    queries: int,
+    keys: int,
+    spec: Positions,
+    bidirectional: bool,
+    place: Placement = UNPLACED,
 ) -> Float[Array, "1 H Q S"]:
     """The learned bias that a stack adds to its self-attention scores."""
     buckets = relative_buckets(queries, keys, spec, bidirectional)
-    return jnp.moveaxis(params["bias"][buckets], -1, 0)[None]
+    layout = place.spec(None, None, "heads")
+    return jnp.moveaxis(jnp.asarray(params["bias"]).at[buckets].get(out_sharding=layout), -1, 0)[None]

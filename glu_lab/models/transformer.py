@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
 from glu_lab.errors import SpecError
-from glu_lab.layers import attention, ffn, norm, positions
+from glu_lab.layers import attention, embedding, ffn, norm, positions
 from glu_lab.layers.dropout import dropout
 from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import Parameter, Table, initialize, path_key
+from glu_lab.layers.placement import UNPLACED, Placement
 from glu_lab.models import tables
 from glu_lab.models.tables import parameters
 from glu_lab.spec.execution import Execution
@@ -33,17 +34,18 @@ def init_params(model: Model, key: Key[Array, ""], dtype: Any = jnp.float32) -> 
     return initialize(parameters(model), key, dtype)
 
 
-def _declare(module: nn.Module, table: Table) -> dict[str, Any]:
-    """Declares a table's arrays as the module's Linen parameters.
+def _declare(module: nn.Module, table: Table, place: Placement) -> dict[str, Any]:
+    """Declares a table's arrays as the module's Linen parameters, and lays them out for use.
 
-    Values come from `init_params`; the zeros here only state shapes, which Linen checks.
+    Values come from `init_params`; the zeros here only state shapes, which Linen checks. Inside a
+    scanned layer that layer's parameters alone are gathered.
     """
 
     def zeros(parameter: Parameter) -> Callable[[Any], Array]:
         return lambda key: jnp.zeros(parameter.shape, jnp.float32)
 
     return {
-        name: module.param(name, zeros(entry))
+        name: place.use(module.param(name, zeros(entry)), entry.axes)
         for name, entry in table.items()
         if isinstance(entry, Parameter)
     }
@@ -64,11 +66,13 @@ class FeedForward(nn.Module):
     Attributes:
         model: whose ``ffn`` is computed.
         numerics: number formats.
+        place: how arrays lie on the mesh.
         observe: reduces an intermediate to what is sown; None sows the array itself.
     """
 
     model: Model
     numerics: Numerics
+    place: Placement = UNPLACED
     observe: Observer | None = None
 
     @nn.compact
@@ -81,12 +85,13 @@ class FeedForward(nn.Module):
 
         tap = sow if self.is_mutable_collection(INTERMEDIATES) else None
         return ffn.apply(
-            _declare(self, ffn.parameters(spec)),
+            _declare(self, ffn.parameters(spec), self.place),
             x,
             spec,
             numerics=self.numerics,
             dropout_key=dropout_key,
             tap=tap,
+            place=self.place,
         )
 
 
@@ -95,18 +100,20 @@ class SelfOrCrossAttention(nn.Module):
 
     model: Model
     numerics: Numerics
+    place: Placement = UNPLACED
 
     @nn.compact
     def __call__(self, x: Array, context: Array, dropout_key: Array | None, **how: Any) -> Array:
         spec = self.model.attention
         return attention.apply(
-            _declare(self, attention.parameters(spec, self.model.d_model)),
+            _declare(self, attention.parameters(spec, self.model.d_model), self.place),
             x,
             context,
             spec,
             norm_eps=self.model.norm.eps,
             numerics=self.numerics,
             dropout_key=dropout_key,
+            place=self.place,
             **how,
         )
 
@@ -115,11 +122,12 @@ class Normalization(nn.Module):
     """`glu_lab.layers.norm` under a name."""
 
     model: Model
+    place: Placement = UNPLACED
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         table = norm.parameters(self.model.norm, self.model.d_model)
-        return norm.apply(_declare(self, table), x, self.model.norm)
+        return norm.apply(_declare(self, table, self.place), x, self.model.norm)
 
 
 class Block(nn.Module):
@@ -131,6 +139,7 @@ class Block(nn.Module):
     model: Model
     numerics: Numerics
     cross: bool
+    place: Placement = UNPLACED
     observe: Observer | None = None
 
     @nn.compact
@@ -140,14 +149,15 @@ class Block(nn.Module):
         model = self.model
 
         def residual(name: str, x: Array, sublayer: Callable[[Array], Array]) -> Array:
-            normalize = Normalization(model, name=f"{name}_norm")
+            normalize = Normalization(model, self.place, name=f"{name}_norm")
             pre = model.norm.placement == "pre"
             y = sublayer(normalize(x) if pre else x)
-            y = dropout(y, model.residual_dropout, _key(key, f"{name}/residual"))
+            layout = self.place.rows(y, None)
+            y = dropout(y, model.residual_dropout, _key(key, f"{name}/residual"), layout)
             return x + y if pre else normalize(x + y)
 
         def attend(name: str, rows: Array, context: Array, **how: Any) -> Array:
-            module = SelfOrCrossAttention(model, self.numerics, name=name)
+            module = SelfOrCrossAttention(model, self.numerics, self.place, name=name)
             return module(rows, context, _key(key, f"{name}/weights"), **how)
 
         x = residual(
@@ -170,7 +180,7 @@ class Block(nn.Module):
                     "cross_attention", rows, shared["encoded"], mask=shared["cross_mask"]
                 ),
             )
-        feed_forward = FeedForward(model, self.numerics, self.observe, name="ffn")
+        feed_forward = FeedForward(model, self.numerics, self.place, self.observe, name="ffn")
         x = residual("ffn", x, lambda rows: feed_forward(rows, _key(key, "ffn/hidden")))
         return x, None
 
@@ -190,6 +200,7 @@ class Stack(nn.Module):
     layers: int
     causal: bool
     cross: bool
+    place: Placement = UNPLACED
     observe: Observer | None = None
 
     @nn.compact
@@ -202,7 +213,8 @@ class Stack(nn.Module):
         encoded: Array | None = None,
         encoder_segments: Array | None = None,
     ) -> Float[Array, "B S D"]:
-        model, S = self.model, x.shape[1]
+        model, place, S = self.model, self.place, x.shape[1]
+        rows = place.rows(x, None)
         mask = (segments[:, None, :, None] == segments[:, None, None, :]) & (
             segments[:, None, None, :] > 0
         )
@@ -224,7 +236,12 @@ class Stack(nn.Module):
                 "relative", lambda key: {n: jnp.zeros(p.shape) for n, p in table.items()}
             )
             shared["bias"] = positions.relative_bias(
-                params, S, S, model.positions, bidirectional=not self.causal
+                {n: place.use(params[n], p.axes) for n, p in table.items()},
+                S,
+                S,
+                model.positions,
+                bidirectional=not self.causal,
+                place=place,
             )
         elif kind == "rope":
             shared["rope"] = (where,)
@@ -236,8 +253,8 @@ class Stack(nn.Module):
                     f"{model.max_length}; set model.max_length."
                 )
             waves = jnp.asarray(positions.sinusoidal(model.max_length, model.d_model), x.dtype)
-            x = x + waves[where]
-        x = dropout(x, model.embedding_dropout, _key(dropout_key, "embedding"))
+            x = x + waves.at[where].get(out_sharding=rows)
+        x = dropout(x, model.embedding_dropout, _key(dropout_key, "embedding"), rows)
 
         block = Block
         if self.execution.remat != "none":
@@ -254,11 +271,13 @@ class Stack(nn.Module):
         if dropout_key is not None:
             root = path_key(dropout_key, "layers")
             keys = jax.vmap(lambda layer: jax.random.fold_in(root, layer))(jnp.arange(self.layers))
-        x, _ = scan(model, self.numerics, self.cross, self.observe, name="layers")(x, keys, shared)
+        x, _ = scan(model, self.numerics, self.cross, place, self.observe, name="layers")(
+            x, keys, shared
+        )
 
         if model.norm.placement == "pre":
-            x = Normalization(model, name="final_norm")(x)
-        return dropout(x, model.final_dropout, _key(dropout_key, "final"))
+            x = Normalization(model, place, name="final_norm")(x)
+        return dropout(x, model.final_dropout, _key(dropout_key, "final"), rows)
 
 
 class Transformer(nn.Module):
@@ -267,6 +286,7 @@ class Transformer(nn.Module):
     Attributes:
         model: which function.
         numerics, execution: how it is computed and run.
+        place: how arrays lie on the mesh, entered with `jax.set_mesh`.
         observe: reduces the FFNs' intermediates before they are sown; see `FeedForward`.
 
     Example:
@@ -278,6 +298,7 @@ class Transformer(nn.Module):
     model: Model
     numerics: Numerics = Numerics()
     execution: Execution = Execution()
+    place: Placement = UNPLACED
     observe: Observer | None = None
 
     @nn.nowrap
@@ -306,12 +327,14 @@ class Transformer(nn.Module):
         """
         model = self.model
         compute = resolve(self.numerics.compute_dtype)
-        embedding = _declare(self, {"embedding": tables.parameters(model)["embedding"]})[
-            "embedding"
-        ]
+        table = tables.parameters(model)
+        ends = _declare(
+            self, {n: table[n] for n in ("embedding", "logits") if n in table}, self.place
+        )
 
         def embed(tokens: Array) -> Array:
-            return embedding.astype(compute)[tokens] * model.embedding_scale
+            rows = embedding.lookup(ends["embedding"].astype(compute), tokens, self.place)
+            return rows * model.embedding_scale
 
         def stack(name: str, layers: int, causal: bool, cross: bool) -> Stack:
             return Stack(
@@ -321,6 +344,7 @@ class Transformer(nn.Module):
                 layers=layers,
                 causal=causal,
                 cross=cross,
+                place=self.place,
                 observe=self.observe,
                 name=name,
             )
@@ -350,16 +374,11 @@ class Transformer(nn.Module):
             )
         x = x * model.logits_scale
         accumulate = resolve(self.numerics.accumulation_dtype)
-        if model.tie_embeddings:
-            return jnp.einsum(
-                "bsd,vd->bsv", x, embedding.astype(compute), preferred_element_type=accumulate
-            )
-        table = {"logits": tables.parameters(model)["logits"]}
+        equation, head = (
+            ("bsd,vd->bsv", "embedding") if model.tie_embeddings else ("bsd,dv->bsv", "logits")
+        )
         return jnp.einsum(
-            "bsd,dv->bsv",
-            x,
-            _declare(self, table)["logits"].astype(compute),
-            preferred_element_type=accumulate,
+            equation, x, ends[head].astype(compute), preferred_element_type=accumulate
         )
 
 

@@ -6,8 +6,7 @@ and the sums of the unfinished log window.
 """
 
 import dataclasses
-import signal
-import threading
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,23 +15,35 @@ from typing import Any
 import jax
 import numpy as np
 
-from glu_lab.budget import ledger
 from glu_lab.errors import DataError
 from glu_lab.files.checkpoints import Checkpoints
-from glu_lab.layers.params import count, leaves
+from glu_lab.layers.params import leaves
 from glu_lab.models import parameters
 from glu_lab.sharding.mesh import make_mesh
+from glu_lab.sharding.processes import (
+    LostProcessError,
+    any_process,
+    from_leader,
+    is_leader,
+    noticing_loss,
+)
 from glu_lab.spec.experiment import Experiment
-from glu_lab.spec.formula import formula
 from glu_lab.spec.identity import identity_hash
 from glu_lab.spec.manifest import manifest
-from glu_lab.spec.variants import variant_name
 from glu_lab.training import telemetry
-from glu_lab.training.environment import environment, execution_hash, source_revision
+from glu_lab.training.environment import environment, source_revision
 from glu_lab.training.evaluation import Totals, evaluate, metrics
-from glu_lab.training.programs import Programs, dropout_key, program_key, programs
+from glu_lab.training.programs import (
+    Programs,
+    check_layout,
+    dropout_key,
+    program_key,
+    programs,
+)
 from glu_lab.training.record import RunDirectory
 from glu_lab.training.schedule import learning_rate
+from glu_lab.training.signals import StopSignals
+from glu_lab.training.summary import Counters, summarize
 from glu_lab.training.tensorboard import event_writer
 
 #: Called with each line of metrics, and with ``{"kind": "status", "step", "message"}``.
@@ -69,9 +80,10 @@ def train(
     """
     report = progress or (lambda entry: None)
     # What can be refused without the data is refused before they are prepared.
-    make_mesh(experiment.execution.mesh)
+    mesh = make_mesh(experiment.execution.mesh)
+    check_layout(experiment.model, experiment.execution.rules, mesh)
     run = RunDirectory(Path(workdir))
-    run.check(experiment)
+    from_leader(lambda: run.check(experiment))
     if dataset is None:
         from glu_lab.data import load
 
@@ -90,18 +102,37 @@ def train(
         parameters=_described(experiment),
         revision=source_revision(),
     )
-    run.check(experiment, dataset.fingerprint)
-    finished = run.summary()
-    if finished is not None and finished["status"] in FINAL:
-        # Before anything is written: its record says what made it, not who looked at it later.
+
+    def claim() -> dict[str, Any] | None:
+        run.check(experiment, dataset.fingerprint)
+        finished = run.summary()
+        if finished is not None and finished["status"] in FINAL:
+            # Before anything is written: its record says what made it, not who looked at it later.
+            return finished
+        run.claim(experiment, dataset.tokenizer.model, described, environment(experiment.execution))
+        (run.path / "summary.json").unlink(missing_ok=True)
+        return None
+
+    finished = from_leader(claim)
+    if finished is not None:
         return finished
-    run.claim(experiment, dataset.tokenizer.model, described, environment(experiment.execution))
-    (run.path / "summary.json").unlink(missing_ok=True)
     checkpoints = Checkpoints(run.path / "checkpoints", experiment.recording.keep)
+
+    def how_to_go_on() -> str:
+        last = checkpoints.latest()
+        return (
+            "There is no checkpoint yet; the same command starts anew."
+            if last is None
+            else f"The same command, in all processes, goes on from the checkpoint of step {last}."
+        )
+
     try:
-        return _Session(experiment, run, checkpoints, dataset, program, report).run()
+        with noticing_loss(how_to_go_on):
+            return _Session(experiment, run, checkpoints, dataset, program, report).run()
     finally:
-        checkpoints.close()
+        # Closing waits for all processes, and a lost one never comes.
+        if not isinstance(sys.exception(), LostProcessError):
+            checkpoints.close()
         run.close()
 
 
@@ -115,25 +146,6 @@ def _described(experiment: Experiment) -> dict[str, dict[str, Any]]:
         }
         for path, p in leaves(parameters(experiment.model))
     }
-
-
-@dataclasses.dataclass(kw_only=True)
-class _Counters:
-    """What a run has done so far; all of it survives a resume."""
-
-    tokens_seen: int = 0
-    positions: int = 0
-    train_seconds: float = 0.0
-    window: Totals = dataclasses.field(default_factory=Totals)
-    window_seconds: float = 0.0
-    window_positions: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {**vars(self), "window": self.window.state()}
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> "_Counters":
-        return cls(**{**state, "window": Totals.from_state(state["window"])})
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -154,33 +166,6 @@ class _Diverged(Exception):
         self.step = step
 
 
-class _Signals:
-    """Turns the first Ctrl-C or SIGTERM into a request to stop after the current step.
-
-    A second one interrupts at once. Outside of the main thread signals cannot be caught, and
-    nothing is changed.
-    """
-
-    def __init__(self) -> None:
-        self.stop = False
-        self._previous: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Signals":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def _handle(self, number: int, frame: Any) -> None:
-        if self.stop:
-            raise KeyboardInterrupt
-        self.stop = True
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-
 class _Session:
     """One process's work on a run."""
 
@@ -195,10 +180,14 @@ class _Session:
     ):
         self.experiment, self.record, self.checkpoints = experiment, run, checkpoints
         self.dataset, self.program, self.report = dataset, program, report
-        self.counters = _Counters()
-        self.events = event_writer(run.path, experiment.recording.tensorboard)
+        self.counters = Counters()
+        self.events = event_writer(run.path, is_leader() and experiment.recording.tensorboard)
+        group, groups = program.process_rows()
         self.iterator = dataset.train_iterator(
-            seed=experiment.seed, batch_size=experiment.training.batch_size
+            seed=experiment.seed,
+            batch_size=experiment.training.batch_size,
+            process_index=group,
+            process_count=groups,
         )
         # Positions that the model reads in one step: encoder and decoder, or the rows.
         batch = dataset.batch_spec(experiment.training.batch_size)
@@ -216,13 +205,14 @@ class _Session:
         self._status(0, "compiling")
         self.program.compile()
         number, state = self._start()
-        self.record.open_metrics(number)
+        from_leader(lambda: self.record.open_metrics(number))
         last: _Step | None = None
-        with _Signals() as signals, self.events:
+        several = jax.process_count() > 1
+        with StopSignals() as signals, self.events:
             clock = time.perf_counter()
             try:
                 while number < training.steps:
-                    batch = self.program.put_batch(next(self.iterator))
+                    batch = self.program.put_rows(next(self.iterator))
                     rate = learning_rate(training.schedule, number, training.steps)
                     state, out = self.program.train(state, batch, np.float32(rate))
                     number += 1
@@ -239,7 +229,12 @@ class _Session:
                             ("save", recording.checkpoint_every),
                         )
                     }
-                    if not (any(due.values()) or signals.stop):
+                    if several:
+                        # All stop after the same step; they ask each other only when they log.
+                        stop = due["log"] and any_process(signals.stop)
+                    else:
+                        stop = signals.stop
+                    if not (any(due.values()) or stop):
                         continue
                     step, last = last, None
                     self._account(step)
@@ -250,9 +245,9 @@ class _Session:
                         self._evaluate(number, state)
                     if due["telemetry"]:
                         self._telemetry(step, state)
-                    if due["save"] or signals.stop:
+                    if due["save"] or stop:
                         self._save(number, state)
-                    if signals.stop and number < training.steps:
+                    if stop and number < training.steps:
                         return self._finish("interrupted", number)
                     clock = time.perf_counter()
                 self._evaluate(number, state)
@@ -268,7 +263,7 @@ class _Session:
             return 0, self.program.init(self.program.put_key(self.experiment.seed))
         step, state, loop = self.checkpoints.load(self.program.abstract_state())
         self.iterator.set_state(loop["iterator"])
-        self.counters = _Counters.from_json(loop["counters"])
+        self.counters = Counters.from_json(loop["counters"])
         self.last_telemetry = loop["telemetry"]
         if loop["evaluation"] is not None:
             measured_at, measured = loop["evaluation"]
@@ -290,41 +285,19 @@ class _Session:
         self.checkpoints.save(step, state, loop, measured)
 
     def _finish(self, status: str, step: int, error: str | None = None) -> dict[str, Any]:
-        model, c = self.experiment.model, self.counters
-        measured: Mapping[str, Any] = {}
-        if status == "complete" and self.last_evaluation is not None:
-            measured = self.last_evaluation[1]
-        cost = ledger(model.ffn)
-        summary = {
-            "status": status,
-            "variant": variant_name(model.ffn),
-            "formula": formula(model.ffn),
-            "d_ff": model.ffn.d_ff,
-            "seed": self.experiment.seed,
-            "steps": step,
-            "log_perplexity": measured.get("log_perplexity"),
-            "log_perplexity_se": measured.get("log_perplexity_se"),
-            "perplexity": measured.get("perplexity"),
-            "bits_per_byte": measured.get("bits_per_byte"),
-            "accuracy": measured.get("accuracy"),
-            "validation_tokens": measured.get("tokens"),
-            "non_finite": measured.get("non_finite"),
-            "params": count(parameters(model)),
-            "ffn_params": cost.params,
-            "macs_per_token": cost.macs_per_token,
-            "tokens_seen": c.tokens_seen,
-            "tokens_per_second": c.positions / c.train_seconds if c.train_seconds else None,
-            "train_seconds": c.train_seconds,
-            "wall_seconds": time.time() - self.started,
-            "exact_zero_fraction": self.last_telemetry
-            and telemetry.exact_zero_fraction(self.last_telemetry),
-            "identity_hash": identity_hash(self.experiment, self.dataset.fingerprint),
-            "execution_hash": execution_hash(self.experiment.execution),
-            "data_fingerprint": self.dataset.fingerprint,
-            "error": error,
-        }
-        self.record.write_summary(summary)
-        return summary
+        written = summarize(
+            self.experiment,
+            self.dataset.fingerprint,
+            status=status,
+            step=step,
+            counters=self.counters,
+            evaluation=None if self.last_evaluation is None else self.last_evaluation[1],
+            observed=self.last_telemetry,
+            seconds=time.time() - self.started,
+            error=error,
+        )
+        from_leader(lambda: self.record.write_summary(written))
+        return written
 
     def _complete(self, step: int) -> dict[str, Any]:
         """Ends a run whose every step was finite; its last update may still have been too large."""
@@ -409,8 +382,9 @@ class _Session:
         self._write({"step": step.number, "kind": "telemetry", "ffn": observed, "rms": rms})
 
     def _write(self, entry: Mapping[str, Any]) -> None:
-        self.record.write_metrics(entry)
-        self.events.write(entry)
+        if is_leader():
+            self.record.write_metrics(entry)
+            self.events.write(entry)
         self.report(entry)
 
     def _status(self, step: int, message: str) -> None:

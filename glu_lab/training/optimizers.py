@@ -14,12 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.params import STACK_AXES, Parameter, Table, leaves
+from glu_lab.layers.placement import partition_spec
 from glu_lab.spec.experiment import Optimizer
 from glu_lab.spec.numerics import Numerics
+from glu_lab.spec.sharding import Rules
 
 Flat = dict[str, Array]
 
@@ -31,10 +34,13 @@ class Rule(NamedTuple):
         init: parameters → state.
         update: (gradients, state, parameters) → (direction, state); the step subtracts
             ``learning_rate · direction``.
+        layouts: (shapes of a state, rules) → the layout of each of its arrays: that of its
+            parameter, as far as the array has the parameter's dimensions.
     """
 
     init: Callable[[Any], Any]
     update: Callable[[Any, Any, Any], tuple[Any, Any]]
+    layouts: Callable[[Any, Rules], Any]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
@@ -70,10 +76,27 @@ class _View:
         else:
             groups.append([a for a in rest if a in parameter.inputs])
             groups.append([a for a in rest if a in parameter.outputs])
+        self._groups = groups
         self._order = [axes.index(a) for group in groups for a in group]
         self.stack = parameter.size(tuple(groups[0]))
         self._shape = tuple(parameter.size(tuple(group)) for group in groups)
         self._moved = tuple(parameter.shape[i] for i in self._order)
+
+    def layout(self, shape: tuple[int, ...], rules: Rules) -> PartitionSpec:
+        """The layout of a moment of the view: all its dimensions, or the stack and one other.
+
+        Of folded dimensions the first one's split counts: it is the outermost.
+        """
+        splits = [rules.splits(group[:1])[0] if group else () for group in self._groups]
+        whole = list(zip(self._shape, splits, strict=True))
+        if shape == self._shape:
+            return partition_spec(tuple(splits))
+        if len(shape) == 2 and shape[0] == self.stack:
+            # A factored moment keeps rows or columns; where these are equally many, either fits.
+            for size, split in reversed(whole[1:]):
+                if size == shape[1]:
+                    return partition_spec((splits[0], split))
+        return PartitionSpec()
 
     def forward(self, x: Array) -> Array:
         return x.transpose(self._order).reshape(self._shape)
@@ -131,7 +154,15 @@ def per_matrix(transformation: optax.GradientTransformation, table: Table) -> Ru
             directions.update({path: views[path].backward(x) for path, x in flat.items()})
         return directions, new_state
 
-    return Rule(init, update)
+    def layouts(state: Any, rules: Rules) -> Any:
+        def one(path: Any, x: Any) -> PartitionSpec:
+            names = [str(getattr(entry, "key", "")) for entry in path]
+            owner = next((name for name in names if name in views), None)
+            return PartitionSpec() if owner is None else views[owner].layout(x.shape, rules)
+
+        return jax.tree_util.tree_map_with_path(one, state)
+
+    return Rule(init, update, layouts)
 
 
 def _adafactor(spec: Optimizer) -> optax.GradientTransformation:
@@ -194,7 +225,7 @@ def build(spec: Optimizer, table: Table, numerics: Numerics) -> Rule:
     else:
         make = {"adafactor": _adafactor, "adamw": _adam}[spec.kind]
         parts = {spec.kind: (parameters, make(spec))}
-    rules = {name: (part, per_matrix(tx, part)) for name, (part, tx) in parts.items()}
+    rules_by_name = {name: (part, per_matrix(tx, part)) for name, (part, tx) in parts.items()}
     decayed = {path for path, p in parameters.items() if p.role in ("matrix", "head")}
     store = resolve(numerics.optimizer_state_dtype)
     work = np.promote_types(store, np.float32)
@@ -204,14 +235,14 @@ def build(spec: Optimizer, table: Table, numerics: Numerics) -> Rule:
         flat = _cast(flatten(params), work)
         state = {
             name: rule.init({path: flat[path] for path in part})
-            for name, (part, rule) in rules.items()
+            for name, (part, rule) in rules_by_name.items()
         }
         return _cast(state, store)
 
     def update(grads: Any, state: Any, params: Any) -> tuple[Any, Any]:
         flat_params, flat_grads = _cast(flatten(params), work), _cast(flatten(grads), work)
         directions, new_state = {}, {}
-        for name, (part, rule) in rules.items():
+        for name, (part, rule) in rules_by_name.items():
             out, new = rule.update(
                 {path: flat_grads[path] for path in part},
                 _cast(state[name], work),
@@ -224,4 +255,7 @@ def build(spec: Optimizer, table: Table, numerics: Numerics) -> Rule:
                 directions[path] = directions[path] + spec.weight_decay * flat_params[path]
         return unflatten(directions), new_state
 
-    return Rule(init, update)
+    def layouts(state: Any, rules: Rules) -> Any:
+        return {name: rule.layouts(state[name], rules) for name, (_, rule) in rules_by_name.items()}
+
+    return Rule(init, update, layouts)

@@ -14,18 +14,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
 from jaxtyping import Array
 
 from glu_lab.errors import SpecError
 from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.loss import cross_entropy
+from glu_lab.layers.params import Parameter, initialize, map_table
+from glu_lab.layers.placement import Placement, partition_spec
 from glu_lab.models import Transformer, parameters
 from glu_lab.models.transformer import INTERMEDIATES
-from glu_lab.sharding.mesh import batch_sharding, make_mesh, replicated
+from glu_lab.sharding import mesh as mesh_lib
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Experiment, Optimizer
 from glu_lab.spec.model import Model
 from glu_lab.spec.numerics import Numerics
+from glu_lab.spec.sharding import Rules, check_size
 from glu_lab.training import optimizers, telemetry
 
 Batch = Mapping[str, Array]
@@ -85,6 +89,40 @@ def _rms_by_path(tree: Any) -> dict[str, Array]:
     return out
 
 
+def check_layout(model: Model, rules: Rules, mesh: Mesh) -> None:
+    """Checks that a model can be laid out on a mesh, before any data are prepared.
+
+    Raises:
+        SpecError: for sizes that do not divide, and for rules that no program here follows.
+    """
+    if rules.seq:
+        raise SpecError(
+            f"the rule seq={rules.seq} splits positions, and attention reads all of them; only the "
+            "FFN by hand (glu_lab.sharding.by_hand) takes split rows. Set execution.rules.seq=()."
+        )
+    if rules.heads != rules.kv:
+        raise SpecError(
+            f"the rules heads={rules.heads} and kv={rules.kv} differ; the query heads of a group "
+            "lie with their key head, so both need the same rule."
+        )
+    mesh_lib.check_table(parameters(model), rules, mesh.shape)
+
+
+def state_shapes(model: Model, numerics: Numerics, optimizer: Optimizer) -> dict[str, Any]:
+    """Shapes and dtypes of a training state, wherever it lies; see `Programs` for what it holds."""
+    table = parameters(model)
+    dtype = resolve(numerics.parameter_dtype)
+    params = map_table(lambda _, p: jax.ShapeDtypeStruct(p.shape, dtype), table)
+    rule = optimizers.build(optimizer, table, numerics)
+    return {
+        "params": params,
+        "optimizer": jax.eval_shape(rule.init, params),
+        "step": jax.ShapeDtypeStruct((), jnp.int32),
+        "rng": jax.eval_shape(lambda: jax.random.key(0)),
+        "finite": jax.ShapeDtypeStruct((), jnp.bool_),
+    }
+
+
 class Programs:
     """Compiled functions of one `ProgramKey`; each is compiled once, when first asked for.
 
@@ -99,18 +137,31 @@ class Programs:
     changing anything).
     """
 
-    def __init__(self, key: ProgramKey):
+    def __init__(self, key: ProgramKey, mesh: Mesh | None = None):
+        """Checks that model and batch divide over the mesh; compiles nothing.
+
+        Args:
+            key: what to build.
+            mesh: None makes the one of ``key.execution`` from the devices here; one of other
+                devices (virtual ones, say) can be given to look at what would be compiled.
+
+        Raises:
+            SpecError: for a mesh that does not fit the devices, or sizes that do not divide.
+        """
         self.key = key
-        self._mesh = make_mesh(key.execution.mesh)
+        self.mesh = mesh_lib.make_mesh(key.execution.mesh) if mesh is None else mesh
+        self._place = Placement(key.execution.rules)
+        self._table = parameters(key.model)
+        check_layout(key.model, key.execution.rules, self.mesh)
         if key.train_batch:
             self._check_batches()
         self._lock = threading.Lock()
         self._compiled: dict[str, Any] = {}
-        self._transformer = Transformer(key.model, key.numerics, key.execution)
-        self._rule = optimizers.build(key.optimizer, parameters(key.model), key.numerics)
+        self._transformer = Transformer(key.model, key.numerics, key.execution, self._place)
+        self._rule = optimizers.build(key.optimizer, self._table, key.numerics)
+        self._shapes = state_shapes(key.model, key.numerics, key.optimizer)
 
     def _check_batches(self) -> None:
-        data = self._mesh.shape["data"]
         parts = {
             "training.batch_size / training.microbatches": (
                 self.key.train_batch[0][1][0] // self.key.microbatches
@@ -118,29 +169,13 @@ class Programs:
             "eval_batch_size": self.key.eval_batch[0][1][0],
         }
         for name, size in parts.items():
-            if size % data:
-                raise SpecError(
-                    f"{name} = {size} does not divide over the {data} devices of mesh axis 'data'; "
-                    f"the nearest sizes that do are {size // data * data or data} and "
-                    f"{-(-size // data) * data}."
-                )
+            check_size(name, size, self.key.execution.rules.batch, self.mesh.shape)
 
     # What is computed.
 
-    def _init(self, key: Array) -> dict[str, Any]:
-        # Not one program: each shape is drawn by a small one that all variants share.
-        params = self._transformer.init(key)["params"]
-        return {
-            "params": params,
-            "optimizer": jax.jit(self._rule.init)(params),
-            "step": jnp.int32(0),
-            "rng": key,
-            "finite": jnp.bool_(True),
-        }
-
     def _sums(self, params: Any, batch: Batch, dropout_key: Array | None) -> dict[str, Array]:
         logits: Any = self._transformer.apply({"params": params}, batch, dropout_key=dropout_key)
-        return cross_entropy(logits, batch["targets"], batch["weights"])
+        return cross_entropy(logits, batch["targets"], batch["weights"], self._place)
 
     def _gradients(self, state: Any, batch: Batch) -> tuple[dict[str, Array], Any]:
         """Summed losses and the gradient of the mean loss per counted token.
@@ -166,14 +201,21 @@ class Programs:
         if key.microbatches == 1:
             grads, sums = gradient(state["params"], batch, drops(0))
             return sums, grads
-        parts = jax.tree.map(lambda x: x.reshape(key.microbatches, -1, *x.shape[1:]), dict(batch))
+
+        # Micro-batch m takes rows m, m + M, …: every device goes on with the rows that it has.
+        def split(x: Array) -> Array:
+            rows = self._place.spec("batch", *(None,) * x.ndim)
+            shape = (-1, key.microbatches, *x.shape[1:])
+            return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=rows), 1, 0)
+
+        parts = jax.tree.map(split, dict(batch))
 
         def add(total: Any, indexed: Any) -> tuple[Any, Any]:
             index, part = indexed
             grads, sums = gradient(state["params"], part, drops(index))
             return jax.tree.map(lambda t, g: t + g.astype(t.dtype), total, grads), sums
 
-        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, accumulate), state["params"])
+        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, accumulate), state["params"])
         grads, sums = jax.lax.scan(add, zeros, (jnp.arange(key.microbatches), parts))
         grads = jax.tree.map(lambda g, p: g.astype(p.dtype), grads, state["params"])
         return jax.tree.map(lambda s: s.sum(axis=0), sums), grads
@@ -185,7 +227,13 @@ class Programs:
         if limit:
             shrink = jnp.minimum(1.0, limit / jnp.maximum(norm, 1e-12))
             grads = jax.tree.map(lambda g: g * shrink.astype(g.dtype), grads)
-        direction, optimizer = self._rule.update(grads, state["optimizer"], state["params"])
+        # Update rules see matrices with heads folded, reshaped and transposed: the compiler lays
+        # out what is between.
+        layouts = self._layouts
+        update_rule = auto_axes(
+            self._rule.update, out_sharding=(layouts["params"], layouts["optimizer"])
+        )
+        direction, optimizer = update_rule(grads, state["optimizer"], state["params"])
         update = jax.tree.map(
             lambda p, d: (learning_rate.astype(d.dtype) * d).astype(p.dtype),
             state["params"],
@@ -222,6 +270,7 @@ class Programs:
             self.key.model,
             self.key.numerics,
             self.key.execution,
+            self._place,
             telemetry.observe,
         )
         _, sown = observed.apply(
@@ -231,8 +280,20 @@ class Programs:
 
     # How it is compiled.
 
-    def _abstract(self) -> dict[str, Any]:
-        split, whole = batch_sharding(self._mesh), replicated(self._mesh)
+    @functools.cached_property
+    def _layouts(self) -> dict[str, Any]:
+        """Layouts of a state, as `PartitionSpec`."""
+        rules = self.key.execution.rules
+        return {
+            "params": mesh_lib.parameter_specs(self._table, rules),
+            "optimizer": self._rule.layouts(self._shapes["optimizer"], rules),
+            **dict.fromkeys(("step", "rng", "finite"), PartitionSpec()),
+        }
+
+    def abstract(self) -> dict[str, Any]:
+        """Program → (function, abstract arguments with their layouts, donated arguments)."""
+        split = mesh_lib.batch_sharding(self.mesh, self.key.execution.rules)
+        whole = mesh_lib.replicated(self.mesh)
 
         def batch(spec: BatchSpec) -> dict[str, Any]:
             return {
@@ -254,12 +315,16 @@ class Programs:
             ),
         }
 
+    def lower(self, name: str) -> jax.stages.Lowered:
+        """One program, lowered for the mesh and not compiled yet."""
+        function, arguments, donated = self.abstract()[name]
+        with jax.set_mesh(self.mesh):
+            return jax.jit(function, donate_argnums=donated).lower(*arguments)
+
     def _get(self, name: str) -> Callable[..., Any]:
         with self._lock:
             if name not in self._compiled:
-                function, arguments, donated = self._abstract()[name]
-                jitted = jax.jit(function, donate_argnums=donated)
-                self._compiled[name] = jitted.lower(*arguments).compile()
+                self._compiled[name] = self.lower(name).compile()
             return self._compiled[name]
 
     def compile(self) -> None:
@@ -269,7 +334,23 @@ class Programs:
 
     def init(self, key: Array) -> Any:
         """Key → state."""
-        return jax.device_put(self._init(key), replicated(self._mesh))
+        # Not one program: each shape is drawn by a small one that all variants share.
+        auto = mesh_lib.automatic(self.mesh)
+        rules = self.key.execution.rules
+
+        def lies(parameter: Parameter) -> NamedSharding:
+            return NamedSharding(auto, partition_spec(rules.splits(parameter.axes)))
+
+        dtype = resolve(self.key.numerics.parameter_dtype)
+        params = initialize(self._table, key, dtype, sharding=lies)
+        layouts = mesh_lib.shardings(auto, self._layouts["optimizer"])
+        optimizer = jax.jit(self._rule.init, out_shardings=layouts)(params)
+        drawn = {"params": params, "optimizer": optimizer}
+        start = {"step": np.int32(0), "rng": key, "finite": np.bool_(True)}
+        return {
+            **jax.tree.map(lambda x: mesh_lib.on_mesh(x, self.mesh), drawn),
+            **{name: mesh_lib.put_replicated(x, self.mesh) for name, x in start.items()},
+        }
 
     @property
     def train(self) -> Callable[[Any, Batch, Array | np.floating], tuple[Any, Any]]:
@@ -293,17 +374,35 @@ class Programs:
 
     def abstract_state(self) -> Any:
         """Shapes, dtypes and shardings of a state, for loading one."""
-        whole = replicated(self._mesh)
-        state = jax.eval_shape(self._init, jax.eval_shape(lambda: jax.random.key(0)))
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole), state)
+        return jax.tree.map(
+            lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+            self._shapes,
+            mesh_lib.shardings(self.mesh, self._layouts),
+        )
+
+    def put_params(self, params: Any) -> Any:
+        """Parameters of one device, or of NumPy, laid out on the mesh."""
+        return jax.device_put(params, mesh_lib.shardings(self.mesh, self._layouts["params"]))
+
+    @property
+    def _batch_sharding(self) -> NamedSharding:
+        return mesh_lib.batch_sharding(self.mesh, self.key.execution.rules)
+
+    def process_rows(self) -> tuple[int, int]:
+        """(Index, count): which of how many equal groups of a batch's rows this process reads."""
+        return mesh_lib.process_rows(self._batch_sharding, self.key.train_batch[0][1][0])
+
+    def put_rows(self, batch: Mapping[str, Any]) -> Batch:
+        """A training batch on the mesh, from the rows of `process_rows` in every process."""
+        return mesh_lib.put_rows(batch, self._batch_sharding, self.key.train_batch[0][1][0])
 
     def put_batch(self, batch: Mapping[str, Any]) -> Batch:
-        """Host arrays on the mesh."""
-        return jax.device_put(dict(batch), batch_sharding(self._mesh))
+        """A batch on the mesh that every process holds whole."""
+        return mesh_lib.put_whole(batch, self._batch_sharding)
 
     def put_key(self, seed: int) -> Array:
         """A run's root key on the mesh."""
-        return jax.device_put(jax.random.key(seed), replicated(self._mesh))
+        return mesh_lib.put_replicated(jax.random.key(seed), self.mesh)
 
 
 @functools.lru_cache(maxsize=16)

@@ -51,7 +51,7 @@ if devices == 4:
     except SpecError as error:
         out["errors"].append(str(error))
     fixed = dataclasses.replace(
-        experiment, execution=dataclasses.replace(experiment.execution, mesh="data=2,model=2")
+        experiment, execution=dataclasses.replace(experiment.execution, mesh="data=1,model=4")
     )
     try:
         train(fixed, root / "bad", dataset=dataset)
@@ -70,7 +70,9 @@ def start(root, shared, devices, *more):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        "XLA_FLAGS": " ".join(
+            [os.environ["XLA_FLAGS"], f"--xla_force_host_platform_device_count={devices}"]
+        ),
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }
     done = subprocess.run(
@@ -102,8 +104,9 @@ def test_four_devices_train_like_one(tmp_path):
 
     batch, parts, evaluation, layout = four["errors"]
     assert "training.batch_size / training.microbatches = 6" in batch
-    assert "4 and 8" in batch
+    assert "4 and 8" in batch and "data=4 × fsdp=1" in batch
     assert "training.batch_size / training.microbatches = 2" in parts
     assert "eval_batch_size = 5" in evaluation
-    assert "no layout along 'model'" in layout
+    assert "heads = 2 does not divide over model=4" in layout
+    assert "kv = 1" in layout and "together admit model = 1." in layout
     assert not four["written"]

@@ -66,13 +66,16 @@ def batch():
 def state_and_gradients(**fields):
     program = Programs(key(**fields))
     state = program.init(program.put_key(0))
-    return state, *jax.jit(program._gradients)(state, batch())
+    with jax.set_mesh(program.mesh):
+        return state, *jax.jit(program._gradients)(state, program.put_batch(batch()))
 
 
 def reference_loss(params, z_loss=0.0):
     """Mean over the counted tokens, from logits, in SciPy."""
     parts = batch()
-    output: Any = Transformer(key().model, F64).apply({"params": params}, parts)
+    output: Any = Transformer(key().model, F64).apply(
+        {"params": jax.device_get(params)}, parts
+    )
     logits = np.asarray(output)
     log_p = special.log_softmax(logits, axis=-1)
     targets = np.asarray(parts["targets"])[..., None]
@@ -140,7 +143,8 @@ def test_a_step_clips_by_the_global_norm_and_moves_against_the_gradient():
     program = Programs(key(optimizer=spec))
     state = program.init(program.put_key(0))
     start = jax.tree.map(np.asarray, state["params"])
-    _, grads = jax.jit(program._gradients)(state, batch())
+    with jax.set_mesh(program.mesh):
+        _, grads = jax.jit(program._gradients)(state, program.put_batch(batch()))
     flat = {path: np.asarray(x) for path, x in flatten(grads).items()}
     norm = np.sqrt(sum((x**2).sum() for x in flat.values()))
     assert norm > limit
