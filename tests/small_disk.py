@@ -18,5 +18,7 @@ def mounted(place: Path, size: str) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
     if subprocess.run(command, check=False, capture_output=True).returncode:
         pytest.skip("no right to mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)

@@ -56,9 +56,9 @@ def _table(name: str, measured: "Benchmark") -> Table:
         caption=f"{measured.rounds} rounds of {measured.steps} steps; {machine['device_kind']}, "
         f"{machine['device_count']} device(s), {machine['cores']} cores, jax {machine['jax']}",
     )
-    table.add_column("measured")
-    table.add_column("median", justify="right")
-    table.add_column("interquartile range", justify="right")
+    table.add_column("measured", overflow="fold")
+    table.add_column("median", justify="right", overflow="fold")
+    table.add_column("interquartile range", justify="right", overflow="fold")
 
     def row(label: str, spread: "Spread", unit: str, scale: float = 1.0, digits: int = 2) -> None:
         low, middle, high = (

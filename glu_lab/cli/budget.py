@@ -153,9 +153,10 @@ def _check(args: argparse.Namespace) -> None:
 def _report(
     spec: FFN, baseline: FFN | None, match: Match | None, rows: int | None, dtype: str
 ) -> dict[str, Any]:
-    """Everything the command knows, ready for JSON."""
+    """Everything the command knows, ready for JSON; the same keys always, null where unasked."""
     costs = ledger(spec)
-    report: dict[str, Any] = {
+    base = None if baseline is None else ledger(baseline)
+    return {
         "variant": variant_name(spec),
         "product": "*".join(str(branch.activation) for branch in spec.branches),
         "d_model": spec.d_model,
@@ -171,40 +172,33 @@ def _report(
             {"name": p.name, "axis": p.axis, "per_element": p.per_element, "per_token": p.per_token}
             for p in costs.pointwise
         ],
+        "match": match and match.match,
+        "multiplier": match and str(match.multiplier),
+        "round_to": match and match.round_to,
+        "rounding": match and match.rounding,
+        "continuous_d_ff": match and float(match.continuous),
+        "continuous_d_ff_exact": match and str(match.continuous),
+        "derivation": match and list(match.derivation),
+        "baseline": baseline and variant_name(baseline),
+        "baseline_d_ff": baseline and baseline.d_ff,
+        "baseline_params": base and base.params,
+        "param_delta": base and costs.params - base.params,
+        "baseline_macs_per_token": base and base.macs_per_token,
+        "mac_delta": base and costs.macs_per_token - base.macs_per_token,
+        "baseline_pointwise_per_token": base and base.pointwise_per_token,
+        "pointwise_delta": base and costs.pointwise_per_token - base.pointwise_per_token,
+        "rows": rows,
+        "dtype": None if rows is None else dtype,
+        **_memory(spec, rows, dtype, ""),
+        **_memory(baseline, rows, dtype, "baseline_"),
     }
-    if match is not None:
-        report |= {
-            "match": match.match,
-            "multiplier": str(match.multiplier),
-            "round_to": match.round_to,
-            "rounding": match.rounding,
-            "continuous_d_ff": float(match.continuous),
-            "continuous_d_ff_exact": str(match.continuous),
-            "derivation": list(match.derivation),
-        }
-    if baseline is not None:
-        base = ledger(baseline)
-        report |= {
-            "baseline": variant_name(baseline),
-            "baseline_d_ff": baseline.d_ff,
-            "baseline_params": base.params,
-            "param_delta": costs.params - base.params,
-            "baseline_macs_per_token": base.macs_per_token,
-            "mac_delta": costs.macs_per_token - base.macs_per_token,
-            "baseline_pointwise_per_token": base.pointwise_per_token,
-            "pointwise_delta": costs.pointwise_per_token - base.pointwise_per_token,
-        }
-    if rows is not None:
-        report |= {"rows": rows, "dtype": dtype} | _memory(spec, rows, dtype, "")
-        if baseline is not None:
-            report |= _memory(baseline, rows, dtype, "baseline_")
-    return report
 
 
-def _memory(spec: FFN, rows: int, dtype: str, prefix: str) -> dict[str, Any]:
-    shapes = shape_ledger(spec, rows=rows, dtype=dtype)
+def _memory(spec: FFN | None, rows: int | None, dtype: str, prefix: str) -> dict[str, Any]:
+    shapes = None if spec is None or rows is None else shape_ledger(spec, rows=rows, dtype=dtype)
     return {
-        f"{prefix}tensors": [
+        f"{prefix}tensors": shapes
+        and [
             {
                 "name": t.name,
                 "formula": t.formula,
@@ -217,8 +211,8 @@ def _memory(spec: FFN, rows: int, dtype: str, prefix: str) -> dict[str, Any]:
             }
             for t in shapes.tensors
         ],
-        f"{prefix}intermediate_bytes": shapes.intermediate_bytes,
-        f"{prefix}saved_bytes": shapes.saved_bytes,
+        f"{prefix}intermediate_bytes": shapes and shapes.intermediate_bytes,
+        f"{prefix}saved_bytes": shapes and shapes.saved_bytes,
     }
 
 
@@ -231,11 +225,12 @@ def _print_tables(report: dict[str, Any]) -> None:
     def table(title: str, *columns: tuple[str, str]) -> Table:
         made = Table(title=title, title_justify="left", header_style="bold")
         for name, justify in columns:
-            made.add_column(name, justify="right" if justify == "right" else "left")
+            side = "right" if justify == "right" else "left"
+            made.add_column(name, justify=side, overflow="fold")
         return made
 
     sides = [("", report["variant"], report["d_ff"])]
-    if "baseline" in report:
+    if report["baseline"] is not None:
         sides.append(("baseline_", report["baseline"], report["baseline_d_ff"]))
     d_model = f"d_model {report['d_model']:,}, one layer"
     if len(sides) == 1:
@@ -265,7 +260,7 @@ def _print_tables(report: dict[str, Any]) -> None:
         costs.add_row(label, *cells)
     console.print(costs)
 
-    if "derivation" in report:
+    if report["derivation"] is not None:
         console.print(f"\nderivation (match {report['match']})")
         for line in report["derivation"]:
             console.print(f"  {line}", soft_wrap=True)
@@ -282,7 +277,7 @@ def _print_tables(report: dict[str, Any]) -> None:
         parts.add_row(item["name"], *_shape_cells(item), f"{item['count']:,}")
     console.print(parts)
 
-    if "rows" in report:
+    if report["rows"] is not None:
         for prefix, name, d_ff in sides:
             _print_memory(console, table, report, prefix, f"{name} at d_ff {d_ff:,}")
 

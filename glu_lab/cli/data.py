@@ -12,14 +12,22 @@ EPILOG = """\
 examples:
   glu-lab data --config=configs/t5_tiny_sotu.py
   glu-lab data --config=configs/lm_tiny_sotu.py --config.data.corpus=text \\
-      --config.data.path='books/*.txt' --json"""
+      --config.data.path='books/*.txt' --json
+
+Of a long row the beginning is shown; --full shows all of it, and --json holds all of it."""
 PASS_THROUGH = True
+
+#: Characters of a row that are shown: some ten lines of a terminal.
+_SHOWN = 800
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the options."""
     add_config(parser)
-    parser.add_argument("--json", action="store_true", help="print the counts as JSON")
+    parser.add_argument("--full", action="store_true", help="show the first rows whole")
+    parser.add_argument(
+        "--json", action="store_true", help="print the counts and the first rows as JSON"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,15 +39,28 @@ def run(args: argparse.Namespace) -> int:
     dataset = load(
         experiment.data, progress=lambda line: console.print(line, style="dim", highlight=False)
     )
-    if args.json:
-        print(json.dumps({"fingerprint": dataset.fingerprint, **dataset.statistics}))
-        return 0
-    console.print(dataset.summary(), highlight=False)
     batch = next(
         dataset.train_iterator(seed=experiment.seed, batch_size=experiment.data.logical_shards)
     )
-    for name in ("encoder_tokens", "tokens", "targets"):
-        if name in batch:
-            console.print(f"\nfirst row of {name}:", style="bold")
-            console.print(dataset.tokenizer.decode(batch[name][0]), highlight=False, markup=False)
+    rows = {
+        name: dataset.tokenizer.decode(batch[name][0])
+        for name in ("encoder_tokens", "tokens", "targets")
+        if name in batch
+    }
+    if args.json:
+        counts = {"fingerprint": dataset.fingerprint, **dataset.statistics}
+        print(json.dumps({**counts, "first_row": rows}))
+        return 0
+    console.print(dataset.summary(), highlight=False)
+    for name, text in rows.items():
+        console.print(f"\nfirst row of {name}:", style="bold")
+        shown = text if args.full else text[:_SHOWN]
+        console.print(shown, highlight=False, markup=False)
+        if len(shown) < len(text):
+            rest = len(text) - len(shown)
+            console.print(
+                f"… and {rest:,} of {len(text):,} characters more; --full shows them.",
+                style="dim",
+                highlight=False,
+            )
     return 0

@@ -152,7 +152,8 @@ def _print_tables(described: dict[str, Any]) -> None:
         """A table whose last `right` columns hold numbers."""
         made = Table(title=title, title_justify="left", header_style="bold")
         for index, name in enumerate(columns):
-            made.add_column(name, justify="right" if index >= len(columns) - right else "left")
+            side = "right" if index >= len(columns) - right else "left"
+            made.add_column(name, justify=side, overflow="fold")
         return made
 
     total = described["total_params"]

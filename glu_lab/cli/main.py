@@ -15,12 +15,14 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from types import ModuleType
 from typing import NoReturn
 
 from glu_lab import __version__
-from glu_lab.errors import GluLabError, SpecError, UnknownNameError
+from glu_lab.cli.interrupts import leave, resend_lost_interrupts
+from glu_lab.errors import GluLabError, SpecError, UnknownNameError, resource_error
 
 #: Subcommand → its one-line help. The module of a name is imported when it is chosen, so that
 #: ``glu-lab budget`` never waits for JAX.
@@ -32,6 +34,9 @@ COMMANDS = {
     "train": "train one run, or resume it",
     "evaluate": "recompute a run's validation numbers from a checkpoint",
     "benchmark": "time a config's training step, loop and input pipeline on this machine",
+    "collectives": "list what a config's devices would send each other, beside the least that its "
+    "FFNs need",
+    "layouts": "list the storage layouts of FFN tensors that are known, or show one in full",
     "sample": "write text with a trained run: fill spans, or continue a beginning",
     "sweep": "train what is missing of a study, then write its table and figures",
     "table": "tabulate a study's results with paired differences to its baseline",
@@ -53,21 +58,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one subcommand.
 
     Args:
-        argv: the arguments after the program's name; those of the process by default.
+        argv: the arguments after the program's name. None, for the program itself, takes those of
+            the process, and ends the process when it was interrupted.
 
     Returns:
-        The exit code: 0 for success, 2 for an error of the user's input, 130 when interrupted,
-        otherwise what the subcommand returned.
+        The exit code: 0 for success, 2 for an error of the user's input or a full memory or disk,
+        130 when interrupted, otherwise what the subcommand returned.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal that cannot show "≈" shows "?" instead of ending the program.
         sys.stdout.reconfigure(errors="replace")
+    if argv is not None:
+        return _run(list(argv))
+    resend_lost_interrupts()
+    code = _run(sys.argv[1:])
+    if code == EXIT_INTERRUPTED or (code and _among_several()):
+        leave(code)
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
     try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
+        code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except GluLabError as error:
-        _print_error(str(error))
+        _print_error(error, debug)
         return EXIT_ERROR
     except KeyboardInterrupt:
         _print_error("interrupted.")
@@ -77,6 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # the unflushed rest when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except Exception as error:
+        full = resource_error(error)
+        if full is None:
+            raise
+        full.__cause__ = error
+        _print_error(full, debug)
+        return EXIT_ERROR
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -126,6 +150,9 @@ def parse(name: str, module: ModuleType, arguments: Sequence[str]) -> argparse.N
         allow_abbrev=False,
     )
     module.add_arguments(parser)
+    parser.add_argument(
+        "--debug", action="store_true", help="print the whole traceback of an error"
+    )
     known = list(parser._option_string_actions)  # argparse has no public list of its options
     rest: list[str] = []
     if getattr(module, "PASS_THROUGH", False):
@@ -160,9 +187,18 @@ def _split_config(arguments: Sequence[str], known: list[str]) -> tuple[list[str]
     return kept, rest
 
 
-def _print_error(message: str) -> None:
+def _among_several() -> bool:
+    """Whether this process belongs to others, for which an ordinary end would wait in vain."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def _print_error(error: Exception | str, debug: bool = False) -> None:
+    """One line (some messages list several), after the chain of what led to it if asked for."""
+    if debug and isinstance(error, Exception):
+        traceback.print_exception(error)
     red, plain = ("\033[1;31m", "\033[0m") if _colour() else ("", "")
-    print(f"{red}error:{plain} {message}", file=sys.stderr)
+    print(f"{red}error:{plain} {error}", file=sys.stderr)
 
 
 def _colour() -> bool:

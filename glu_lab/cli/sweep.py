@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.box
 from rich.console import Console
-from rich.table import Table as RichTable
 
-from glu_lab.studies.launch import Outcome, launch, plan
+from glu_lab.studies.launch import BUSY, Outcome, launch, plan
 from glu_lab.studies.loading import (
     load_study,
     parse_filters,
@@ -19,7 +17,7 @@ from glu_lab.studies.loading import (
     with_overrides,
     with_seeds,
 )
-from glu_lab.studies.render import to_rich
+from glu_lab.studies.render import grids, to_rich
 from glu_lab.studies.reports import describe_budgets, write_reports
 from glu_lab.studies.resolved import budget_text
 from glu_lab.studies.study import Member, Study, expand
@@ -37,11 +35,14 @@ examples:
     glu-lab sweep experiments/quickstart --only variant=swiglu --seeds 0 \\
         --set training.steps=20 --results /tmp/try
 
-Exit code: 0 when every run has a result, 1 when one failed, 130 when interrupted.
+Exit code: 0 when every run has a result, 1 when one failed or is being trained by another process,
+130 when interrupted.
 A diverged run is a result; the table says so.
 """
 
 _EXIT_FAILED, _EXIT_INTERRUPTED = 1, 130
+#: Characters of an error that are shown.
+_LONGEST = 300
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     )
     table = build_table(results)
     files = write_reports(results, table)
-    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    failed = [outcome for outcome in outcomes if outcome.status in ("failed", BUSY)]
     if args.json:
         summary = {
             "study": study.name,
@@ -113,12 +114,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(to_rich(table, console.width))
         console.print(f"\nWritten: {', '.join(map(str, files))}", markup=False, highlight=False)
         for outcome in failed:
-            console.print(
-                f"Failed: {outcome.member.label}: {outcome.error} (in full: "
-                f"{outcome.directory / 'summary.json'})",
-                markup=False,
-                highlight=False,
-            )
+            console.print(_failure(outcome), markup=False, highlight=False, soft_wrap=True)
     if interrupted:
         return _EXIT_INTERRUPTED
     return _EXIT_FAILED if failed else 0
@@ -136,6 +132,17 @@ def _command(args: argparse.Namespace) -> list[str]:
     if args.results != Path("results"):
         command += ["--results", str(args.results)]
     return command
+
+
+def _failure(outcome: Outcome) -> str:
+    """One line; an error that ran through the libraries below may have hundreds."""
+    first = (str(outcome.error).strip().splitlines() or [""])[0]
+    if outcome.status == BUSY:
+        return f"Not run: {outcome.member.label}: {first}"
+    if len(first) > _LONGEST:
+        first = f"{first[:_LONGEST]}…"
+    summary = outcome.directory / "summary.json"
+    return f"Failed: {outcome.member.label}: {first} (in full: {summary})"
 
 
 def _outcome(outcome: Outcome) -> dict[str, Any]:
@@ -162,25 +169,35 @@ def _print_budgets(study: Study, members: Sequence[Member], *, as_json: bool) ->
         }
         print(json.dumps(content, indent=2, ensure_ascii=False))
         return
-    grid = RichTable(
-        box=rich.box.SIMPLE_HEAD,
-        title=f"{study.name}: {len(members)} runs, baseline {study.baseline}, {budget}",
-        title_justify="left",
+    columns = [
+        ("point", [entry["point"] for entry in entries]),
+        ("d_ff", [f"{entry['d_ff']:,}" for entry in entries]),
+        ("FFN parameters", [f"{entry['ffn_params']:,}" for entry in entries]),
+        ("Δ", [f"{entry['ffn_param_delta']:+,}" for entry in entries]),
+        ("Δ model", [_signed(entry["model_param_delta"]) for entry in entries]),
+        ("FFN MACs/token", [f"{entry['macs_per_token']:,}" for entry in entries]),
+        ("Δ", [f"{entry['mac_delta']:+,}" for entry in entries]),
+    ]
+    shared = ""
+    for name in ("steps", "seeds"):
+        values = [_seeds(e["seeds"]) if name == "seeds" else f"{e[name]:,}" for e in entries]
+        if len(set(values)) == 1:  # said once
+            shared += f", {name}: {values[0]}"
+        else:
+            columns.append((name, values))
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(
+        f"{study.name}: {len(members)} runs, baseline {study.baseline}, {budget}{shared}",
+        style="italic",
     )
-    headings = ("point", "d_ff", "parameters, one FFN", "Δ", "Δ model", "MACs/token, one FFN", "Δ")
-    for heading in (*headings, "steps", "seeds"):
-        grid.add_column(heading, justify="left" if heading == "point" else "right")
-    for entry in entries:
-        model_delta = entry["model_param_delta"]
-        grid.add_row(
-            entry["point"],
-            f"{entry['d_ff']:,}",
-            f"{entry['ffn_params']:,}",
-            f"{entry['ffn_param_delta']:+,}",
-            "–" if model_delta is None else f"{model_delta:+,}",
-            f"{entry['macs_per_token']:,}",
-            f"{entry['mac_delta']:+,}",
-            f"{entry['steps']:,}",
-            ", ".join(map(str, entry["seeds"])),
-        )
-    Console().print(grid)
+    headings, values = zip(*columns, strict=True)
+    for grid in grids(headings, list(zip(*values, strict=True)), named=1, width=console.width):
+        console.print(grid)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _signed(value: int | None) -> str:
+    return "–" if value is None else f"{value:+,}"

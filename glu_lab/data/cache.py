@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from glu_lab.errors import DataError
+from glu_lab.errors import DataError, resource_error
 
 ENVIRONMENT_VARIABLE = "GLU_LAB_CACHE"
 
@@ -49,10 +49,15 @@ def cached_folder(folder: Path, build: Callable[[Path], None]) -> Path:
             # A folder cannot be renamed onto a non-empty one: another process was first.
             if not folder.is_dir():
                 raise
-    except OSError as error:
+    except (OSError, RuntimeError) as error:
+        # ArrayRecord's writer raises RuntimeError for a full disk, as others do for other things.
+        full = resource_error(error)
+        if full is None and not isinstance(error, OSError):
+            raise
+        reason = "no space left on the disk" if full else getattr(error, "strerror", None) or error
         raise DataError(
-            f"the cache entry {folder} was not written: {error.strerror or error}. Free space, or "
-            f"choose another cache folder with ${ENVIRONMENT_VARIABLE}."
+            f"the cache entry {folder} was not written: {reason}. Free space, or choose another "
+            f"cache folder with ${ENVIRONMENT_VARIABLE}."
         ) from error
     finally:
         if scratch is not None:

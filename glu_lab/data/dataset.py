@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,7 +26,17 @@ from glu_lab.spec.experiment import Data
 from glu_lab.spec.identity import digest
 
 if TYPE_CHECKING:
-    import grain
+    from glu_lab.data.iterator import TrainIterator
+
+#: Fields of a Data Spec that the global batch depends on, beside texts, split and tokenizer.
+_BATCH_FIELDS = (
+    "objective",
+    "input_length",
+    "noise_density",
+    "mean_span_length",
+    "num_sentinels",
+    "logical_shards",
+)
 
 #: Bumped when the same texts and tokenizer come to give other batches.
 _PIPELINE_VERSION = 1
@@ -119,7 +129,7 @@ class TextDataset:
 
     def train_iterator(
         self, *, seed: int, batch_size: int, process_index: int = 0, process_count: int = 1
-    ) -> "grain.DatasetIterator[Any]":
+    ) -> "TrainIterator":
         """An endless iterator of training batches.
 
         The global batch of step t depends on (seed, t, data config, batch_size) alone. Process p
@@ -128,7 +138,8 @@ class TextDataset:
 
         `get_state()` is a JSON-ready mapping. To resume, in any process and with any process count,
         build the iterator anew and call `set_state(state)`: the next batch is the one that would
-        have come. A thread prepares a few batches ahead; the state counts what was taken.
+        have come. The state names seed, batch size and data, and an iterator over others refuses
+        it. A thread prepares a few batches ahead; the state counts what was taken.
 
         Args:
             seed: of the documents' order and of the noise, in [0, 2⁶³).
@@ -157,10 +168,13 @@ class TextDataset:
             process_count=process_count,
             name=self.fingerprint[:16],
         )
-        import grain
+        # Imported here: loading and counting need no Grain.
+        from glu_lab.data.iterator import TrainIterator
 
-        options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
-        return iter(grain.MapDataset.source(source).to_iter_dataset(options))
+        data = {name: getattr(self.spec, name) for name in _BATCH_FIELDS}
+        data["target_length"] = self.target_length
+        names = {"seed": seed, "batch_size": batch_size, "fingerprint": self.fingerprint}
+        return TrainIterator(source, names | data)
 
     def validation(self, batch_size: int) -> Iterator[Batch]:
         """All validation tokens, each once, in the same batches every time.

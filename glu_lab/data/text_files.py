@@ -19,6 +19,10 @@ COMPRESSIONS = (".gz", ".zst")
 SUFFIXES = tuple(kind + packed for kind in KINDS for packed in ("", *COMPRESSIONS))
 
 
+_BYTE_ORDER_MARK = "\ufeff"
+_UTF16_STARTS = (b"\xff\xfe", b"\xfe\xff")
+
+
 def _unreadable(error: OSError) -> None:
     """A folder that cannot be listed may hold text; leaving it out would halve a corpus unseen."""
     raise DataError(f"{error.filename} cannot be read: {error.strerror}.") from error
@@ -87,11 +91,23 @@ def read_documents(file: Path) -> Iterator[str]:
 
 
 def _json_document(line: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
+    if line.startswith(_BYTE_ORDER_MARK):
         raise DataError(
-            f"{where}: not a JSON line ({error}); expected one object a line."
+            f"{where}: the line begins with a byte order mark (U+FEFF), which is no JSON; save the "
+            "file as UTF-8 without one, for example with `sed -i '1s/^\\xEF\\xBB\\xBF//'`."
+        )
+    try:
+        # Only the text is used: a number longer than Python reads is no fault.
+        record = json.loads(line, parse_int=float)
+    except json.JSONDecodeError as error:
+        fault = error.msg.removesuffix(" at").removesuffix(" starting")
+        raise DataError(
+            f"{where}: not a JSON line: {fault[0].lower()}{fault[1:]} at character "
+            f"{error.pos + 1}; expected one object a line."
+        ) from None
+    except RecursionError:
+        raise DataError(
+            f"{where}: not a JSON line that can be read: brackets within brackets, too many deep."
         ) from None
     if not isinstance(record, dict) or not isinstance(record.get("text"), str):
         shown = f"keys {sorted(record)}" if isinstance(record, dict) else type(record).__name__
@@ -111,10 +127,11 @@ def _decode(content: bytes, file: Path, offset: int) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
+        utf16 = offset == 0 and content.startswith(_UTF16_STARTS)
         raise DataError(
             f"{file}: not UTF-8 at byte offset {offset + error.start} "
-            f"(byte 0x{content[error.start]:02x}); convert the file, for example with "
-            "`iconv -t utf-8`."
+            f"(byte 0x{content[error.start]:02x}{', as UTF-16 begins' if utf16 else ''}); convert "
+            f"the file, for example with `iconv {'-f utf-16 ' if utf16 else ''}-t utf-8`."
         ) from None
 
 
@@ -126,8 +143,12 @@ def _read_bytes(file: Path) -> bytes:
     if file.name.endswith(".gz"):
         try:
             return gzip.decompress(content)
-        except (EOFError, OSError, zlib.error) as error:
-            raise DataError(f"{file}: not a whole gzip file ({error}).") from None
+        except gzip.BadGzipFile:
+            raise DataError(f"{file}: not a gzip file, or a damaged one.") from None
+        except EOFError:
+            raise DataError(f"{file}: the gzip file is cut off.") from None
+        except (OSError, zlib.error):
+            raise DataError(f"{file}: the gzip file is damaged.") from None
     if file.name.endswith(".zst"):
         return _zstd_decompress(content, file)
     return content
@@ -141,8 +162,8 @@ def _zstd_decompress(content: bytes, file: Path) -> bytes:
         frame = zstandard.ZstdDecompressor().decompressobj()
         try:
             parts.append(frame.decompress(rest))
-        except zstandard.ZstdError as error:
-            raise DataError(f"{file}: not a zstd file ({error}).") from None
+        except zstandard.ZstdError:
+            raise DataError(f"{file}: not a zstd file, or a damaged one.") from None
         if not frame.eof:
             raise DataError(f"{file}: the zstd file is cut off.")
         rest = frame.unused_data

@@ -74,9 +74,14 @@ class Tokenizer:
 
     def __init__(self, model: bytes, num_sentinels: int = 0, name: str = "the tokenizer"):
         try:
+            if not model:  # SentencePiece would take it for none given
+                raise RuntimeError("empty")
             self._pieces = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except RuntimeError as error:
-            raise DataError(f"{name} is not a SentencePiece model ({error}).") from None
+        except RuntimeError:
+            raise DataError(
+                f"{name} is not a SentencePiece model: {_described(model)}. Expected a .model file "
+                "as spm_train writes it (T5's is spiece.model), or data.tokenizer='train'."
+            ) from None
         if num_sentinels < 0:
             raise DataError(f"data.num_sentinels must be ≥ 0, got {num_sentinels}.")
         found = (self._pieces.pad_id(), self._pieces.eos_id())
@@ -150,6 +155,24 @@ class Tokenizer:
         return "".join([*parts, self._pieces.decode(run)])
 
 
+#: How files begin that are taken for a SentencePiece model.
+_BEGINNINGS = (
+    (b"version https://git-lfs", "a Git LFS pointer; `git lfs pull` fetches the file itself"),
+    (b"{", "JSON; a tokenizer.json of transformers is another format"),
+    (b"PK\x03\x04", "a zip archive"),
+    (b"\x1f\x8b", "a gzip file"),
+)
+
+
+def _described(content: bytes) -> str:
+    if not content:
+        return "the file is empty"
+    for beginning, meaning in _BEGINNINGS:
+        if content.startswith(beginning):
+            return f"it is {meaning}"
+    return f"its {len(content):,} bytes are something else, or cut off"
+
+
 def load_tokenizer(path: str, vocab_size: int, num_sentinels: int) -> Tokenizer:
     """Reads a given SentencePiece model.
 
@@ -162,7 +185,11 @@ def load_tokenizer(path: str, vocab_size: int, num_sentinels: int) -> Tokenizer:
         raise DataError(
             f"data.tokenizer={path!r} is no file; give a SentencePiece model's path, or 'train'."
         )
-    tokenizer = Tokenizer(place.read_bytes(), num_sentinels, name=f"data.tokenizer={path!r}")
+    try:
+        model = place.read_bytes()
+    except OSError as error:
+        raise DataError(f"data.tokenizer={path!r} cannot be read: {error.strerror}.") from None
+    tokenizer = Tokenizer(model, num_sentinels, name=f"data.tokenizer={path!r}")
     if tokenizer.num_pieces != vocab_size:
         raise DataError(
             f"data.tokenizer={path!r} has {tokenizer.num_pieces} pieces, but "
@@ -242,4 +269,6 @@ def _training_error(message: str, vocab_size: int) -> str:
             f"data.vocab_size={vocab_size} is too small: the byte pieces, the special ids and this "
             f"corpus's characters need {match[2]}; set data.vocab_size to at least {match[2]}."
         )
-    return f"SentencePiece could not train data.vocab_size={vocab_size} pieces: {message}"
+    # "INTERNAL: src/trainer_interface.cc(662) [condition] what is wrong"
+    plain = re.sub(r"^[A-Z_]+: |\S+\.cc\(\d+\)\s*|\[[^\]]*\]\s*", "", message).strip()
+    return f"SentencePiece could not train data.vocab_size={vocab_size} pieces: {plain or 'failed'}"

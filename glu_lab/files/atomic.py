@@ -32,7 +32,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         raise RecordError(_message(path, len(content), error)) from error
     finally:
@@ -70,7 +70,7 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, text + "\n")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes the rename itself durable, where the system lets a folder be opened."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
@@ -90,6 +90,6 @@ def _message(path: Path, size: int, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"{path} was not written: no space left for its {size:,} bytes. The previous file, if "
-            "any, is unharmed; free space or choose another results folder."
+            "any, is unharmed; free space or choose another folder."
         )
     return f"{path} was not written: {error.strerror or error}."

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from glu_lab.layers import norm, positions
@@ -92,18 +93,38 @@ def apply(
     B, Q, _ = x.shape
     H, G, K = spec.num_heads, spec.num_kv_heads, spec.head_dim
 
-    def project(name: str, rows: Array) -> Array:
-        heads = jnp.einsum(
-            "bsd,dhk->bshk",
+    def project(rows: Array, *names: str) -> list[Array]:
+        """Heads (B, S, heads, K) of some projections, by one product of their joined weights.
+
+        Where heads are split over devices, backward then sums the gradient of `rows` once, and not
+        once a projection.
+        """
+
+        def grouped(x: Array, *leading: str | None) -> Array:
+            shape = (*x.shape[:-2], G, x.shape[-2] // G, K)
+            layout = place.spec(*leading, "kv", None, None)
+            return jnp.reshape(x, shape, out_sharding=layout)
+
+        weights = [grouped(params[name], None).astype(compute) for name in names]
+        joined = jnp.einsum(
+            "bsd,dgrk->bsgrk",
             rows.astype(compute),
-            params[name].astype(compute),
+            jnp.concatenate(weights, axis=2),
             preferred_element_type=accumulate,
         )
         if spec.qkv_bias:
-            heads = heads + params[f"{name}_bias"].astype(accumulate)[None, None]
-        return heads.astype(compute)
+            biases = [grouped(params[f"{name}_bias"]).astype(accumulate) for name in names]
+            joined = joined + jnp.concatenate(biases, axis=1)[None, None]
+        sizes = [weight.shape[2] for weight in weights]
+        parts = jnp.split(joined.astype(compute), np.cumsum(sizes)[:-1], axis=3)
+        shape = (*rows.shape[:2], -1, K)
+        layout = place.spec("batch", None, "kv", None)
+        return [jnp.reshape(part, shape, out_sharding=layout) for part in parts]
 
-    q, k, v = project("q", x), project("k", context), project("v", context)
+    if context is x:
+        q, k, v = project(x, "q", "k", "v")
+    else:
+        (q,), (k, v) = project(x, "q"), project(context, "k", "v")
     if spec.qk_norm:
         qk = Norm(eps=norm_eps)
         q = norm.apply({"scale": params["q_norm"]}, q, qk)

@@ -99,4 +99,5 @@ def relative_bias(
     """The learned bias that a stack adds to its self-attention scores."""
     buckets = relative_buckets(queries, keys, spec, bidirectional)
     layout = place.spec(None, None, "heads")
-    return jnp.moveaxis(jnp.asarray(params["bias"]).at[buckets].get(out_sharding=layout), -1, 0)[None]
+    bias = jnp.asarray(params["bias"]).at[buckets].get(out_sharding=layout)
+    return jnp.moveaxis(bias, -1, 0)[None]

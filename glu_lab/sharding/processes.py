@@ -12,14 +12,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from glu_lab.errors import GluLabError, RecordError, SpecError
+from glu_lab.errors import GluLabError, LostProcessError, RecordError, SpecError
 
 #: A process that says nothing for so long counts as dead.
 HEARTBEAT_SECONDS = 30
-
-
-class LostProcessError(GluLabError):
-    """Another process of the run does not answer any more."""
 
 
 def connect(

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 
-from glu_lab.errors import SpecError, UnknownNameError
+from glu_lab.errors import SpecError, UnknownNameError, folded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,12 +97,38 @@ ACTIVATIONS: dict[str, ActivationRow] = {
     ),
 }
 
-AMBIGUOUS = {
+#: Names that the field uses, and the exact functions that each may mean.
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "gelu": ("gelu_erf", "gelu_tanh", "quick_gelu"),
     "gelu_new": ("gelu_tanh",),
     "gelu_fast": ("gelu_tanh",),
     "gelu_pytorch_tanh": ("gelu_tanh",),
+    "gelu_python": ("gelu_erf",),
+    "squared_relu": ("relu2",),
+    "relu_squared": ("relu2",),
+    "identity": ("linear",),
+    "logistic": ("sigmoid",),
 }
+
+
+def refuse_other_name(kind: str, name: str, table: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuses a name of the field's that is not ours, however it is spelt, with ours.
+
+    Args:
+        kind: what it should name, for the message.
+        name: as given.
+        table: other names → ours.
+
+    Raises:
+        SpecError: where the table has the name.
+    """
+    choices = {folded(key): names for key, names in table.items()}.get(folded(name))
+    if choices is None:
+        return
+    if len(choices) == 1:
+        raise SpecError(f"{kind} {name!r} is called {choices[0]!r} here; write that.")
+    raise SpecError(f"{kind} {name!r} names several functions; say which: {', '.join(choices)}.")
+
 
 _CALL = re.compile(r"^\s*([A-Za-z_][A-Za-z_0-9]*)\s*(?:\(([^()]*)\))?\s*$")
 
@@ -126,12 +152,8 @@ class Activation:
     constants: tuple[float, ...] = ()
 
     def __post_init__(self):
-        if self.name in AMBIGUOUS:
-            raise SpecError(
-                f"activation {self.name!r} names several functions, or is an alias; say which: "
-                f"{', '.join(AMBIGUOUS[self.name])}."
-            )
         if self.name not in ACTIVATIONS:
+            refuse_other_name("activation", self.name, OTHER_NAMES)
             raise UnknownNameError("activation", self.name, ACTIVATIONS)
         row = ACTIVATIONS[self.name]
         values = self.constants or tuple(row.constants.values())
@@ -167,9 +189,12 @@ class Activation:
         """
         match = _CALL.match(text)
         if not match:
+            refuse_other_name("activation", text.strip(), OTHER_NAMES)
+            meant = [name for name in ACTIVATIONS if folded(name) == folded(text)]
             raise SpecError(
-                f"{text!r} is not an activation; write a name or a name with constants, "
-                "for example 'silu' or 'swish(1.5)'."
+                f"{text!r} is not an activation; "
+                + (f"did you mean {meant[0]!r}? Or " if meant else "")
+                + "write a name or a name with constants, for example 'silu' or 'swish(1.5)'."
             )
         name, arguments = match.groups()
         values = ()

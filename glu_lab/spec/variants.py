@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from glu_lab.errors import SpecError, UnknownNameError
-from glu_lab.spec.activation import ACTIVATIONS, Activation
+from glu_lab.spec.activation import ACTIVATIONS, OTHER_NAMES, Activation, refuse_other_name
 from glu_lab.spec.ffn import FFN, Branch
 
 _GLU_PAPER = "Shazeer 2020, GLU Variants Improve Transformer (arXiv 2002.05202)"
@@ -37,7 +37,8 @@ class VariantRow:
 
 
 def _row(product: str, source: str) -> VariantRow:
-    return VariantRow(branches=parse_product(product), source=source)
+    activations = map(Activation.parse, product.split("*"))
+    return VariantRow(branches=tuple(Branch(activation=a) for a in activations), source=source)
 
 
 def parse_product(text: str) -> tuple[Branch, ...]:
@@ -51,6 +52,12 @@ def parse_product(text: str) -> tuple[Branch, ...]:
         raise SpecError(
             f"{text!r} is not a product of activations; write for example 'silu*linear'."
         )
+    for part in map(str.strip, parts):
+        row = VARIANTS.get(part)
+        if row is not None and part not in ACTIVATIONS:
+            raise SpecError(
+                f"{part!r} in {text!r} is a variant, not an activation: it is {row.product} itself."
+            )
     return tuple(Branch(activation=Activation.parse(part)) for part in parts)
 
 
@@ -80,11 +87,19 @@ VARIANTS: dict[str, VariantRow] = {
 #: The twelve variants of the full ablation, in table order.
 ABLATION_VARIANTS = tuple(name for name in VARIANTS if name != "gpt_oss")
 
-AMBIGUOUS_VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "gelu": ("gelu_erf", "gelu_tanh", "quick_gelu"),
+#: Names that the field uses for variants, and ours that each may mean.
+OTHER_VARIANTS: Mapping[str, tuple[str, ...]] = {
+    **OTHER_NAMES,
     "geglu": ("geglu_erf", "geglu_tanh"),
+    "gated_gelu": ("geglu_erf", "geglu_tanh"),
+    "gated_silu": ("swiglu",),
+    "gated_relu": ("reglu",),
+    "liglu": ("bilinear",),
     "swish": ("silu", "swish(1.5)", "swish_learned"),
 }
+
+#: Signs that papers multiply branches with.
+_TIMES = str.maketrans(dict.fromkeys("×⊙·∗", "*"))
 
 
 def branches_of(text: str) -> tuple[Branch, ...]:
@@ -97,11 +112,9 @@ def branches_of(text: str) -> tuple[Branch, ...]:
     name = text.strip()
     if name in VARIANTS:
         return VARIANTS[name].branches
-    if name in AMBIGUOUS_VARIANTS:
-        raise SpecError(
-            f"variant {name!r} names several functions; say which: "
-            f"{', '.join(AMBIGUOUS_VARIANTS[name])}."
-        )
+    refuse_other_name("variant", name, OTHER_VARIANTS)
+    if (written := name.translate(_TIMES)) != name:
+        raise SpecError(f"{text!r}: branches are multiplied with '*'; did you mean {written!r}?")
     if "*" not in name and "(" not in name and name not in ACTIVATIONS:
         raise UnknownNameError(
             "variant",

@@ -24,7 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from glu_lab.errors import RecordError, SpecError
+from glu_lab.errors import RecordError, RunInUseError, SpecError, resource_error
 from glu_lab.files.atomic import write_json
 from glu_lab.spec.experiment import Data, Experiment
 from glu_lab.spec.formula import formula
@@ -35,6 +35,8 @@ from glu_lab.studies.study import Member, Study
 
 #: Results that stand; anything else is run again.
 DONE = ("complete", "diverged")
+#: A member that another process is training: not run here, and nothing written to its folder.
+BUSY = "in use"
 
 
 class Dataset(Protocol):
@@ -77,7 +79,8 @@ class Outcome:
 
     Attributes:
         member, directory: which run.
-        status: of its summary, or ``unfinished`` after an interruption.
+        status: of its summary; ``unfinished`` after an interruption; ``in use`` where another
+            process is training it.
         ran: whether it was trained in this sweep.
         error: text of a failure.
     """
@@ -153,6 +156,8 @@ def launch(
         runs: the members to run, in order.
         train: `glu_lab.training.loop.train`, or a stand-in. It calls `progress` with each
             line of metrics, and returns the summary that it has written.
+        prepare: called in a second thread with a run to come; compiles its programs where
+            `train` is not given.
         console: for progress; None for standard error.
         resume_command: what to type to go on after an interruption.
 
@@ -165,13 +170,16 @@ def launch(
     if train is None:
         from glu_lab.training import loop
 
-        train = loop.train
+        train, prepare = loop.train, prepare or _compile
     console = console or Console(stderr=True)
     known = {run.directory: _existing_status(run) for run in runs}
     outcomes: list[Outcome] = []
     with _Display(console, total=len(runs)) as display, _Ahead(prepare) as ahead:
         for number, run in enumerate(runs):
             status = known[run.directory]
+            if status not in DONE:
+                # Another process may have finished it since.
+                status = _existing_status(run)
             if status in DONE:
                 outcomes.append(_outcome(run, status, ran=False))
                 display.finish(run.member, f"{status} before")
@@ -261,10 +269,12 @@ def _run_one(run: Planned, train: Train, display: "_Display") -> Outcome:
         except KeyboardInterrupt:
             status = _existing_status(run) or "unfinished"
             return _outcome(run, status if status == "interrupted" else "unfinished", ran=True)
+        except RunInUseError as error:
+            return _outcome(run, BUSY, ran=False, error=str(error))
         except Exception as error:
             # Whatever stops one run must not stop the others; the record keeps the traceback.
             write_json(run.directory / "summary.json", _failed_summary(run, traceback.format_exc()))
-            text = f"{type(error).__name__}: {error}"
+            text = str(resource_error(error) or f"{type(error).__name__}: {error}")
             return _outcome(run, "failed", ran=True, error=text)
     return _outcome(run, summary["status"], ran=True, error=summary.get("error"))
 

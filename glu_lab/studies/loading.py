@@ -43,16 +43,33 @@ def select(members: Sequence[Member], filters: Mapping[str, str]) -> list[Member
     for key, text in filters.items():
         if key not in ("variant", "point", "seed"):
             raise UnknownNameError("filter", key, ("variant", "point", "seed"))
-        values = [str(getattr(member, key)) for member in members]
-        # A point's name may hold commas of its own, so the whole text is tried first.
-        wanted = [text] if text in values else [part.strip() for part in text.split(",")]
+        values = list(dict.fromkeys(str(getattr(member, key)) for member in members))
+        wanted = _split_names(text, values)
         for value in wanted:
             if value not in values:
-                raise UnknownNameError(f"{key} of the study", value, dict.fromkeys(values))
+                raise UnknownNameError(f"{key} of the study", value, values)
         chosen = [member for member in chosen if str(getattr(member, key)) in wanted]
     if not chosen:
         raise SpecError(f"no member of the study fits all of {dict(filters)}.")
     return chosen
+
+
+def _split_names(text: str, names: Sequence[str]) -> list[str]:
+    """Cuts a text at the commas between names, some of which hold commas of their own.
+
+    The longest name that fits is taken each time; where none does, the rest up to the next comma,
+    or all of it where names hold commas, is a name that is none.
+    """
+    found, rest = [], text.strip()
+    while rest:
+        fitting = [n for n in names if re.match(re.escape(n) + r"\s*(,|$)", rest)]
+        if fitting:
+            name = max(fitting, key=len)
+        else:
+            name = rest if any("," in n for n in names) else rest.partition(",")[0].strip()
+        found.append(name)
+        rest = rest[len(name) :].lstrip()[1:].lstrip()
+    return found
 
 
 def with_seeds(study: Study, text: str) -> Study:

@@ -3,7 +3,7 @@
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import rich.box
 from rich.console import Group
@@ -17,6 +17,8 @@ ABSENT = "–"
 
 # Characters that rich puts between two columns of these tables.
 _GAP = 3
+
+_LEFT = ("point", "variant", "formula", "verdict", "status")
 
 # Symbols that pdfLaTeX has no text glyph for.
 _LATEX = {
@@ -90,15 +92,19 @@ def cells(table: Table) -> tuple[list[str], list[list[str]]]:
     )
 
 
-def to_rich(table: Table, width: int) -> Group:
-    """The table for a terminal; columns that do not fit stand in a further block below.
+def grids(
+    headings: Sequence[str], rows: Sequence[Sequence[str]], *, named: int, width: int
+) -> list[RichTable]:
+    """A table for a terminal; columns that do not fit stand in a further block below.
+
+    Nothing is cut off: a cell wider than the terminal is folded.
 
     Args:
-        table: the table.
+        headings: of the columns; headings of `_LEFT` stand left, others right.
+        rows: cells.
+        named: how many columns at the beginning say what a row is; every block has them.
         width: of the terminal, in characters.
     """
-    headings, rows = cells(table)
-    first = headings.index("variant") + 1
     # A heading may break at its spaces, a cell may not.
     widths = [
         max(*(len(row[i]) for row in rows), *map(len, heading.split()), min(len(heading), 16))
@@ -106,28 +112,41 @@ def to_rich(table: Table, width: int) -> Group:
     ]
     blocks: list[list[int]] = []
     room = 0
-    for index in range(first, len(headings)):
+    for index in range(named, len(headings)):
         if not blocks or room < widths[index] + _GAP:
-            blocks.append(list(range(first)))
-            room = width - sum(widths[i] + _GAP for i in range(first))
+            blocks.append(list(range(named)))
+            room = width - sum(widths[i] + _GAP for i in range(named))
         blocks[-1].append(index)
         room -= widths[index] + _GAP
-    grids = []
+    made = []
     for block in blocks:
         grid = RichTable(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        wanted = sum(widths[i] + _GAP for i in block)
         for i in block:
-            left = headings[i] in ("point", "variant", "formula", "verdict", "status")
             grid.add_column(
                 Text(headings[i]),
-                justify="left" if left else "right",
-                width=widths[i],
+                justify="left" if headings[i] in _LEFT else "right",
+                # Rich shrinks the widest columns of a block that is too wide by itself.
+                width=widths[i] if wanted <= width + _GAP else None,
                 overflow="fold",
             )
         for row in rows:
             grid.add_row(*(Text(row[i]) for i in block))
-        grids.append(grid)
+        made.append(grid)
+    return made
+
+
+def to_rich(table: Table, width: int) -> Group:
+    """The table for a terminal, by `grids`, with its statements.
+
+    Args:
+        table: the table.
+        width: of the terminal, in characters.
+    """
+    headings, rows = cells(table)
+    made = grids(headings, rows, named=headings.index("variant") + 1, width=width)
     lines = [*table.contract, *(f"• {text}" for text in table.statements), *table.footnotes]
-    return Group(Text(_title(table), style="bold"), *grids, *map(Text, lines))
+    return Group(Text(_title(table), style="bold"), *made, *map(Text, lines))
 
 
 def to_markdown(table: Table) -> str:
@@ -153,7 +172,7 @@ def to_csv(table: Table) -> str:
         entry |= {"delta_ci95_low": low, "delta_ci95_high": high}
         entry["seeds"] = " ".join(map(str, entry["seeds"]))
         entry["seed_status"] = " ".join(f"{s}:{text}" for s, text in entry["seed_status"].items())
-        for title, value in entry.pop("published", {}).items():
+        for title, value in (entry.pop("published") or {}).items():
             entry[table.published_headings[title]] = value
         rows.append(entry)
     buffer = io.StringIO()

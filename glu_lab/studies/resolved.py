@@ -8,8 +8,10 @@ from typing import Any
 from glu_lab.errors import RecordError
 from glu_lab.files.atomic import write_json
 from glu_lab.spec.codec import encode
+from glu_lab.spec.experiment import Experiment
 from glu_lab.spec.formula import formula
-from glu_lab.studies.records import read_json
+from glu_lab.spec.identity import run_id
+from glu_lab.studies.records import is_run, read_json
 from glu_lab.studies.study import POLICIES, Member, Study
 
 FILE = "study.json"
@@ -62,6 +64,9 @@ def write_resolved(
 ) -> Path:
     """Writes ``study.json`` atomically.
 
+    A sweep of a few seeds never takes others out of the table: runs that lie here, and that the
+    study's points would make with their seeds, stay members.
+
     Args:
         results: the study's folder.
         study: the study.
@@ -72,7 +77,27 @@ def write_resolved(
 
     Returns:
         The file's path.
+
+    Raises:
+        RecordError: when runs are here that were made with other `overrides`, which would go out
+            of the table; and as `write_json`.
     """
+    named = [
+        {
+            "point": member.point,
+            "seed": member.seed,
+            "run_id": name,
+            "data_fingerprint": fingerprint,
+        }
+        for member, name, fingerprint in zip(members, run_ids, fingerprints, strict=True)
+    ]
+    seeds = list(study.seeds)
+    kept = _kept(Path(results), members, named, dict(overrides or {}))
+    if kept:
+        named += kept
+        seeds = sorted({*seeds, *(entry["seed"] for entry in kept)})
+        order = [point.name for point in study.points]
+        named.sort(key=lambda entry: (order.index(entry["point"]), entry["seed"]))
     overlays = {point.name: point.overlay for point in study.points}
     first = {}
     for member in members:
@@ -86,7 +111,7 @@ def write_resolved(
         "baseline": study.baseline,
         "budget": {"policy": study.budget, "tolerance": study.tolerance},
         "axes": list(study.axis_keys),
-        "seeds": list(study.seeds),
+        "seeds": seeds,
         "overrides": dict(overrides or {}),
         "base": encode(study.base),
         "points": [
@@ -103,18 +128,57 @@ def write_resolved(
             }
             for name, member in first.items()
         ],
-        "members": [
-            {
-                "point": member.point,
-                "seed": member.seed,
-                "run_id": run_id,
-                "data_fingerprint": fingerprint,
-            }
-            for member, run_id, fingerprint in zip(members, run_ids, fingerprints, strict=True)
-        ],
+        "members": named,
     }
     write_json(Path(results) / FILE, content)
     return Path(results) / FILE
+
+
+def _kept(
+    results: Path,
+    members: Sequence[Member],
+    named: Sequence[Mapping[str, Any]],
+    overrides: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    """The members of an earlier ``study.json`` whose runs are here and are this study's.
+
+    Args:
+        results, members: as for `write_resolved`.
+        named: their entries, in the same order.
+        overrides: of this sweep.
+    """
+    try:
+        earlier = read_json(results / FILE)
+        started = [m for m in earlier["members"] if is_run(results / m["run_id"])]
+        made_with = earlier["overrides"]
+    except (RecordError, KeyError, TypeError):
+        return []  # none, or none that can be read: what it named is found by no one
+    first: dict[str, tuple[Experiment, str]] = {}
+    for member, entry in zip(members, named, strict=True):
+        first.setdefault(member.point, (member.experiment, entry["data_fingerprint"]))
+    taken = {entry["run_id"] for entry in named}
+    kept = []
+    for entry in started:
+        if entry["run_id"] in taken or entry["point"] not in first:
+            continue
+        experiment, fingerprint = first[entry["point"]]
+        same = run_id(dataclasses.replace(experiment, seed=entry["seed"]), fingerprint)
+        if same == entry["run_id"]:
+            kept.append(entry)
+    lost = len(started) - len(kept) - len(taken & {entry["run_id"] for entry in started})
+    if lost and made_with != overrides:
+        raise RecordError(
+            f"{results} holds {len(started)} runs of this study made with {_in_words(made_with)}; "
+            f"a sweep with {_in_words(overrides)} would take {lost} of them out of its table. Give "
+            "it a folder of its own with --results, or repeat the earlier --set."
+        )
+    return kept
+
+
+def _in_words(overrides: Mapping[str, Any]) -> str:
+    if not overrides:
+        return "its own settings"
+    return "--set " + " ".join(f"{key}={value}" for key, value in overrides.items())
 
 
 def read_resolved(results: Path) -> ResolvedStudy | None:

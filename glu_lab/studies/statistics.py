@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from scipy import stats
 
-from glu_lab.errors import SpecError
+from glu_lab.errors import SpecError, name_list
 
 CONFIDENCE = 0.95
 
@@ -201,18 +201,18 @@ def _baseline_statements(
     single = [n for n, d in differences.items() if d.estimate.n == 1]
     if single:
         statements.append(
-            f"One common seed gives no interval, so nothing is said of: {', '.join(single)}. "
+            f"One common seed gives no interval, so nothing is said of: {name_list(single)}. "
             "Run more seeds."
         )
     none = [n for n, d in differences.items() if d.estimate.n == 0]
     if none:
-        statements.append(f"No complete run shares a seed with {baseline}: {', '.join(none)}.")
+        statements.append(f"No complete run shares a seed with {baseline}: {name_list(none)}.")
     known = {n: d.estimate.p_value for n, d in judged.items() if d.estimate.p_value is not None}
     if len(known) > 1:
         kept = holm(known)
         statements.append(
             f"Each interval is for one comparison. Corrected for all {len(known)} (Holm, 5 %), "
-            f"separated from {baseline}: {', '.join(kept) or 'none'}."
+            f"separated from {baseline}: {name_list(kept) or 'none'}."
         )
     return statements
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from glu_lab.errors import RecordError, UnknownNameError
+from glu_lab.errors import RecordError, UnknownNameError, name_list
 from glu_lab.studies.groups import Runs, complete_runs, load_groups, results_by_seed
 from glu_lab.studies.published import PublishedTable, published
 from glu_lab.studies.records import MISSING, Record
@@ -109,7 +109,7 @@ def build_table(
         if study is None:
             raise RecordError(
                 f"{results} has no study.json, so the baseline must be named: --baseline with one "
-                f"of {', '.join(groups)}."
+                f"of {name_list(groups)}."
             )
         baseline = study.baseline
     if baseline not in groups:
@@ -138,7 +138,7 @@ def to_json(table: Table) -> dict[str, Any]:
         entry["seeds"] = list(row.seeds)
         entry["seed_status"] = {str(seed): status for seed, status in row.seed_status.items()}
         if not table.published_headings:
-            del entry["published"]
+            entry["published"] = None
         rows.append(entry)
     return {
         "baseline": table.baseline,

@@ -15,13 +15,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from glu_lab.errors import DataError
+from glu_lab.errors import DataError, LostProcessError
 from glu_lab.files.checkpoints import Checkpoints
 from glu_lab.layers.params import leaves
 from glu_lab.models import parameters
 from glu_lab.sharding.mesh import make_mesh
 from glu_lab.sharding.processes import (
-    LostProcessError,
     any_process,
     from_leader,
     is_leader,
@@ -113,13 +112,10 @@ def train(
         (run.path / "summary.json").unlink(missing_ok=True)
         return None
 
-    finished = from_leader(claim)
-    if finished is not None:
-        return finished
-    checkpoints = Checkpoints(run.path / "checkpoints", experiment.recording.keep)
+    checkpoints: Checkpoints | None = None
 
     def how_to_go_on() -> str:
-        last = checkpoints.latest()
+        last = None if checkpoints is None else checkpoints.latest()
         return (
             "There is no checkpoint yet; the same command starts anew."
             if last is None
@@ -128,10 +124,14 @@ def train(
 
     try:
         with noticing_loss(how_to_go_on):
+            finished = from_leader(claim)
+            if finished is not None:
+                return finished
+            checkpoints = Checkpoints(run.path / "checkpoints", experiment.recording.keep)
             return _Session(experiment, run, checkpoints, dataset, program, report).run()
     finally:
         # Closing waits for all processes, and a lost one never comes.
-        if not isinstance(sys.exception(), LostProcessError):
+        if checkpoints is not None and not isinstance(sys.exception(), LostProcessError):
             checkpoints.close()
         run.close()
 

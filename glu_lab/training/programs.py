@@ -233,7 +233,8 @@ class Programs:
         update_rule = auto_axes(
             self._rule.update, out_sharding=(layouts["params"], layouts["optimizer"])
         )
-        direction, optimizer = update_rule(grads, state["optimizer"], state["params"])
+        changed: Any = update_rule(grads, state["optimizer"], state["params"])
+        direction, optimizer = changed
         update = jax.tree.map(
             lambda p, d: (learning_rate.astype(d.dtype) * d).astype(p.dtype),
             state["params"],

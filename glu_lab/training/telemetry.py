@@ -47,7 +47,8 @@ def _order_statistics(x: Array, axes: tuple[int, ...], ranks: Array) -> Array:
     Args:
         x: finite numbers; one axis (N) is left besides `axes`.
         axes: the axes ranked over.
-        ranks: int32, ascending or not.
+        ranks: as whole numbers, or in a floating format for more values than int32 counts: ranks
+            are then right to some 1e-6 of the number of values.
     """
     bits = np.dtype(x.dtype).itemsize * 8
     integer = np.dtype(f"int{bits}")
@@ -64,7 +65,7 @@ def _order_statistics(x: Array, axes: tuple[int, ...], ranks: Array) -> Array:
         columns = []
         for j in range(ranks.shape[0]):
             limit = jnp.expand_dims(middle[:, j], tuple(a for a in range(x.ndim) if a != kept))
-            columns.append(jnp.sum(ordered <= limit, axis=axes, dtype=jnp.int32))
+            columns.append(jnp.sum(ordered <= limit, axis=axes, dtype=ranks.dtype))
         enough = jnp.stack(columns, axis=1) > ranks[None]
         one = jnp.ones_like(middle)
         return jnp.where(enough, low, middle + one), jnp.where(enough, middle, high)
@@ -82,8 +83,9 @@ def _quantiles(x: Array, axes: tuple[int, ...]) -> Array:
     """
     count = math.prod(x.shape[axis] for axis in axes)
     position = np.asarray(QUANTILES) * (count - 1)
-    below = np.floor(position).astype(np.int32)
-    ranks = np.concatenate([below, np.minimum(below + 1, count - 1)]).astype(np.int32)
+    below = np.floor(position)
+    ranks = np.concatenate([below, np.minimum(below + 1, count - 1)])
+    ranks = ranks.astype(np.int32 if count < 2**31 else np.float32)
     finite = jnp.isfinite(x)
     values = _order_statistics(jnp.where(finite, x, jnp.zeros_like(x)), axes, jnp.asarray(ranks))
     low, high = jnp.split(values, 2, axis=1)

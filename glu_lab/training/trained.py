@@ -20,7 +20,7 @@ from glu_lab.spec.codec import decode
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Experiment
 from glu_lab.training.evaluation import evaluate, metrics
-from glu_lab.training.programs import ProgramKey, program_key, programs
+from glu_lab.training.programs import program_key, programs, state_shapes
 from glu_lab.training.record import TOKENIZER_FILE, RunDirectory
 
 
@@ -32,7 +32,7 @@ class TrainedRun:
         experiment: the run.
         tokenizer: its tokenizer.
         step: of the checkpoint.
-        params: the parameters.
+        params: the parameters, on one device.
     """
 
     def __init__(self, workdir: Path, step: int | None = None):
@@ -58,30 +58,27 @@ class TrainedRun:
             raise RecordError(f"{config} is not JSON: {error}.") from error
         self.experiment = decode(Experiment, tree)
         # A config that was edited names another function than the one whose weights lie here.
-        RunDirectory(workdir).check(self.experiment)
+        run = RunDirectory(workdir)
+        run.check(self.experiment)
+        if not (workdir / "checkpoints").is_dir():
+            raise RecordError(_without_weights(run, self.experiment))
         data = self.experiment.data
         sentinels = data.num_sentinels if data.objective == "span_corruption" else 0
         self.tokenizer = Tokenizer(pieces.read_bytes(), sentinels, name=str(pieces))
         # The mesh that it was trained on may not be here; how it is run is free to change.
         self._execution = dataclasses.replace(self.experiment.execution, mesh=Execution().mesh)
-        key = ProgramKey(
-            model=self.experiment.model,
-            numerics=self.experiment.numerics,
-            execution=self._execution,
-            optimizer=self.experiment.training.optimizer,
-            microbatches=1,
-            z_loss=0.0,
-            train_batch=(),
-            eval_batch=(),
-        )
+        model, numerics = self.experiment.model, self.experiment.numerics
+        shapes = state_shapes(model, numerics, self.experiment.training.optimizer)
         checkpoints = Checkpoints(workdir / "checkpoints", self.experiment.recording.keep, "read")
         try:
-            self.step, state, _ = checkpoints.load(programs(key).abstract_state(), step)
+            if checkpoints.latest() is None:
+                raise RecordError(_without_weights(run, self.experiment))
+            self.step, state, _ = checkpoints.load(shapes, step)
         finally:
             checkpoints.close()
         self.params: Any = state["params"]
-        transformer = Transformer(key.model, key.numerics, key.execution)
-        target = "decoder_tokens" if key.model.kind == "encoder_decoder" else "tokens"
+        transformer = Transformer(model, numerics, self._execution)
+        target = "decoder_tokens" if model.kind == "encoder_decoder" else "tokens"
 
         def next_logits(given: Any, filled: Any) -> Any:
             params, batch = given
@@ -109,7 +106,8 @@ class TrainedRun:
         here = dataclasses.replace(self.experiment, execution=self._execution)
         program = programs(program_key(here, dataset))
         batches = dataset.validation(self.experiment.eval_batch_size)
-        totals = evaluate(program.evaluate, self.params, map(program.put_batch, batches))
+        params = program.put_params(self.params)
+        totals = evaluate(program.evaluate, params, map(program.put_batch, batches))
         return metrics(totals, utf8_bytes=dataset.scored_bytes)
 
     def sample(
@@ -217,3 +215,24 @@ class TrainedRun:
             filling = self.tokenizer.decode(spans.get(index, [])).strip()
             text = text.replace(f"<extra_id_{index}>", f"[{filling}]", 1)
         return text
+
+
+def _without_weights(run: RunDirectory, experiment: Experiment) -> str:
+    """Why a run has no checkpoint, and what to do."""
+    summary = run.summary() or {}
+    status, error = summary.get("status"), (summary.get("error") or "").strip()
+    reason = f": {error.splitlines()[-1]}" if error else ""
+    if status == "diverged":
+        return (
+            f"{run.path} diverged before its first checkpoint{reason}. There are no weights to "
+            "use; train it anew in another folder, with a lower training.schedule.peak."
+        )
+    if status == "complete":
+        return f"{run.path} is complete, but its checkpoints are gone; train it anew."
+    every, steps = experiment.recording.checkpoint_every, experiment.training.steps
+    first = min(every, steps) if every > 0 else steps
+    begun = f"failed{reason}" if status == "failed" else "has not come so far, or was stopped"
+    return (
+        f"{run.path} has no checkpoint yet: the first is written at step {first}, and the run "
+        f"{begun}. Wait for it, or go on with `glu-lab train` (or the sweep) as it was started."
+    )

@@ -1,7 +1,9 @@
 """The command line as a user meets it: ``glu-lab budget`` and the entry point around it."""
 
+import errno
 import importlib
 import json
+import os
 import pkgutil
 import subprocess
 import sys
@@ -60,7 +62,7 @@ def test_matching_prints_one_json_object(capsys):
 def test_a_stated_width_is_counted_as_stated(capsys):
     alone = report(capsys, *"budget --d_model 4096 --d_ff 11008 --variant swiglu".split())
     assert (alone["d_ff"], alone["params"]) == (11008, 135266304)
-    assert "baseline" not in alone
+    assert alone["baseline"] is None
     beside = report(
         capsys,
         *"budget --d_model 4096 --d_ff 16384 --baseline relu --variant swiglu".split(),
@@ -68,7 +70,25 @@ def test_a_stated_width_is_counted_as_stated(capsys):
         "14336",
     )
     assert (beside["d_ff"], beside["param_delta"]) == (14336, 41943040)
-    assert "continuous_d_ff" not in beside
+    assert beside["continuous_d_ff"] is None
+
+
+def test_the_keys_are_the_same_whatever_is_asked_and_null_where_it_is_not(capsys):
+    stated = "budget --d_model 8 --d_ff 12 --variant swiglu".split()
+    asked = {
+        "everything": report(capsys, *MATCH, "--rows", "4"),
+        "match": report(capsys, *MATCH),
+        "baseline": report(capsys, *stated, "--baseline", "relu", "--variant_d_ff", "9"),
+        "rows": report(capsys, *stated, "--rows", "4"),
+        "nothing": report(capsys, *stated),
+    }
+    keys = list(asked["everything"])
+    assert all(list(found) == keys for found in asked.values())
+    assert None not in asked["everything"].values()
+    null = {name: {k for k, v in found.items() if v is None} for name, found in asked.items()}
+    assert null["nothing"] == null["rows"] | null["baseline"]
+    assert {"baseline", "param_delta", "match", "derivation"} <= null["rows"]
+    assert {"rows", "dtype", "tensors", "baseline_tensors", "match"} <= null["baseline"]
 
 
 def test_rows_list_the_tensors_of_both(capsys):
@@ -145,6 +165,44 @@ def test_every_subcommand_is_listed_with_its_own_help():
             assert callable(module.add_arguments)
             assert callable(module.run)
     assert found == COMMANDS
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """A subcommand that raises what it is given."""
+    module = ModuleType("glu_lab.cli.fake")
+    module.HELP, module.EPILOG = "fake", ""  # pyright: ignore
+    module.add_arguments = lambda parser: None  # pyright: ignore
+    monkeypatch.setitem(sys.modules, "glu_lab.cli.fake", module)
+    monkeypatch.setitem(COMMANDS, "fake", "fake")
+
+    def fails_with(error):
+        def run(args):
+            raise error
+
+        module.run = run  # pyright: ignore
+
+    return fails_with
+
+
+def test_a_full_disk_or_memory_is_one_line_and_a_fault_of_ours_a_traceback(failing, capsys):
+    for error in (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), MemoryError("3 TiB")):
+        failing(error)
+        refusal(capsys, "fake")
+    failing(RuntimeError("a fault in the program"))
+    with pytest.raises(RuntimeError, match="a fault"):
+        main(["fake"])
+
+
+def test_debug_prints_what_led_to_an_error_before_its_line(failing, capsys):
+    error = SpecError("plain words")
+    error.__cause__ = KeyError("deep inside")
+    for raised, said in ((error, "plain words"), (MemoryError("deep inside"), "out of memory")):
+        failing(raised)
+        assert main(["fake", "--debug"]) == 2
+        shown = capsys.readouterr().err
+        assert "Traceback" in shown and "deep inside" in shown
+        assert shown.splitlines()[-1].startswith(f"error: {said}")
 
 
 def test_config_overrides_pass_through_where_a_module_takes_them():

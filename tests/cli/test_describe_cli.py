@@ -69,13 +69,38 @@ def test_rows_are_one_micro_batch_by_default(capsys):
     assert found["ffn"]["rows"] == 128 // 4 * 512
 
 
-def test_the_tables_fit_a_terminal_of_100_columns(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    code, out, _ = run(capsys, f"{T5}:swish_learned*linear", "--config.model.ffn.d_ff=2048")
+def column(out, number=0):
+    """Cells of one column of every table drawn, put together where a cell was folded."""
+    cells, before = [], ""
+    for line in out.splitlines():
+        if line.startswith("│"):
+            row = [cell.strip() for cell in line.strip("│").split("│")]
+            # A folded row has no number in its last column.
+            if before and not row[-1]:
+                cells[-1] += row[number]
+            else:
+                cells.append(row[number])
+        before = line if line.startswith("│") else ""
+    return cells
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_the_tables_fit_the_terminal_and_no_name_is_cut(capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    arguments = (f"{T5}:swish_learned*linear", "--config.model.ffn.d_ff=2048")
+    code, out, _ = run(capsys, *arguments)
     assert code == 0
     drawn = [line for line in out.splitlines() if line[:1] in "│┃┏┡├└"]
-    assert drawn and max(map(len, drawn)) <= 100
+    assert drawn and max(map(len, drawn)) <= width
     assert "…" not in out
+    found = report(capsys, *arguments)
+    shown = column(out)
+    assert {w["path"] for w in found["weights"] if w["stddev"]} <= set(shown)
+    assert set(found["components"]) <= set(shown)
+    formulas = {"".join(t["formula"].split()) for t in found["ffn"]["tensors"]}
+    assert formulas <= {"".join(cell.split()) for cell in column(out, 1)}
+    if width < 100:
+        return
     for text in ("222,903,576", "850.3 MiB", "logits", "at 1", "0.02210"[:6]):
         assert text in out, text
 

@@ -14,7 +14,8 @@ from tests.cli.conftest import call
 
 STEPS = 40
 FLAGS = [f"--config.training.steps={STEPS}", "--config.recording.checkpoint_every=5",
-         "--config.recording.eval_every=0", "--config.recording.log_every=5"]  # fmt: skip
+         "--config.recording.eval_every=0", "--config.recording.log_every=5",
+         "--config.data.logical_shards=4"]  # fmt: skip
 
 
 def free_port():

@@ -105,7 +105,7 @@ def test_what_is_no_run_is_refused(tmp_path, trained_decoder):
     shutil.rmtree(run / "checkpoints")
     shutil.copy(trained_decoder[0] / "config.json", run)
     result = call("sample", run)
-    assert result.code == 2 and "no checkpoints" in result.err
+    assert result.code == 2 and "its checkpoints are gone" in result.err
     assert not (run / "checkpoints").exists()
 
 

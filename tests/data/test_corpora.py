@@ -10,6 +10,7 @@ from glu_lab.data.corpora import C4Corpus, open_corpus
 from glu_lab.errors import DataError
 from glu_lab.spec.experiment import Data
 from tests.data.conftest import finish_python, start_python, write_corpus
+from tests.small_disk import mounted
 
 
 def quiet(line):
@@ -82,6 +83,20 @@ next(data.train_iterator(seed=0, batch_size=2))
 assert "tensorflow" not in sys.modules
 """
     finish_python(start_python(code, str(tmp_path)))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB; needs the right to mount one."""
+    with mounted(tmp_path / "disk", "1m") as place:
+        yield place
+
+
+def test_a_disk_that_fills_up_while_a_corpus_is_prepared_is_told(small_disk):
+    with pytest.raises(DataError, match=r"tfds/sotu-.* no space left .* \$GLU_LAB_CACHE"):
+        load(Data(), cache_dir=small_disk)
+    # Nothing half-written is left to be taken for the corpus.
+    assert list((small_disk / "tfds").iterdir()) == []
 
 
 @pytest.mark.slow

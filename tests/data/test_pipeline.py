@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from glu_lab.data import load
 from glu_lab.data.pipeline import TrainBatches
 from glu_lab.errors import DataError
-from tests.data.conftest import finish_python, small, start_python
+from tests.data.conftest import finish_python, small, start_python, write_corpus
 
 
 def take(iterator, count):
@@ -125,6 +125,47 @@ def test_the_state_counts_what_was_taken_not_what_was_prefetched(dataset):
     going_on = take(iterator, 5)
     iterator.set_state(state)
     assert_equal(going_on, take(iterator, 5))
+
+
+def test_a_state_of_other_batches_is_refused_with_both_values(
+    dataset, corpus_file, cache, tmp_path
+):
+    iterator = dataset.train_iterator(seed=0, batch_size=4)
+    take(iterator, 2)
+    state = json.loads(json.dumps(iterator.get_state()))
+
+    write_corpus(tmp_path / "other.jsonl", seed=1)
+    spec = dataset.spec
+    changed = {
+        "fingerprint": {"path": str(tmp_path / "other.jsonl")},
+        "input_length": {"input_length": spec.input_length + 8},
+        "logical_shards": {"logical_shards": 2},
+    }
+    if spec.objective == "span_corruption":
+        changed["noise_density"] = {"noise_density": 0.3}
+    others = {
+        "seed: 0 → 1": dataset.train_iterator(seed=1, batch_size=4),
+        "batch_size: 4 → 8": dataset.train_iterator(seed=0, batch_size=8),
+        **{
+            f"{name}: ": load(dataclasses.replace(spec, **fields), cache_dir=cache).train_iterator(
+                seed=0, batch_size=4
+            )
+            for name, fields in changed.items()
+        },
+    }
+    for said, other in others.items():
+        before = other.get_state()
+        with pytest.raises(DataError, match="state of another training iterator") as caught:
+            other.set_state(state)
+        assert said in str(caught.value)
+        assert other.get_state() == before
+    # Another number of processes is no difference.
+    half = dataset.train_iterator(seed=0, batch_size=4, process_index=1, process_count=2)
+    half.set_state(state)
+    np.testing.assert_equal(next(half)["targets"], next(iterator)["targets"][2:])
+    for bad in ({"next_index": 2}, {}, None, 3):
+        with pytest.raises(DataError, match="is no state of a training iterator"):
+            iterator.set_state(bad)
 
 
 def test_the_source_is_named_by_content_not_by_address(dataset, corpus_file, cache):

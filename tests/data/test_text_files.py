@@ -63,14 +63,26 @@ def test_folder_and_glob_go_to_any_depth(tmp_path):
     [
         ("a.txt", b"ok \xe9t\xe9", r"a\.txt: not UTF-8 at byte offset 3 \(byte 0xe9\)"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', r"a\.jsonl: not UTF-8 at byte offset 24"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2: not a JSON line"),
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n{"text": \n',
+            r"a\.jsonl:2: not a JSON line: expecting value at character 10; expected",
+        ),
+        (
+            "a.jsonl",
+            b'\xef\xbb\xbf{"text": "a"}\n',
+            r"a\.jsonl:1: .* a byte order mark",
+        ),
+        ("a.jsonl", b"[" * 100_000, r"a\.jsonl:1: .*too many deep"),
+        ("a.txt", "text".encode("utf-16"), r"0xff, as UTF-16 begins\).*iconv -f utf-16 -t utf-8"),
         ("a.jsonl", b'{"body": "a"}\n', r"a\.jsonl:1: expected .*\"text\", got keys \['body'\]"),
         ("a.jsonl", b'{"text": 3}\n', r"a\.jsonl:1: expected"),
         ("a.jsonl", b'["text"]\n', r"a\.jsonl:1: expected .* got list"),
         ("a.jsonl", b'{"text": "\\ud800"}\n', r"a\.jsonl:1: the text has a lone surrogate"),
-        ("a.txt.gz", b"plain", "not a whole gzip file"),
-        ("a.txt.gz", gzip.compress(b"plain" * 99)[:-9], "not a whole gzip file"),
-        ("a.txt.zst", b"plain", "not a zstd file"),
+        ("a.txt.gz", b"plain", r"gz: not a gzip file, or a damaged one\.$"),
+        ("a.txt.gz", gzip.compress(b"plain" * 99)[:-9], r"gz: the gzip file is cut off\.$"),
+        ("a.txt.gz", gzip.compress(b"plain")[:-8] + bytes(8), r"gz: not a gzip file, or a damaged"),
+        ("a.txt.zst", b"plain", r"zst: not a zstd file, or a damaged one\.$"),
         ("a.txt.zst", zstandard.compress(b"plain" * 99)[:-9], "cut off"),
         ("a.txt.zst", b"", "cut off"),
     ],
@@ -79,6 +91,11 @@ def test_unreadable_files_are_refused_with_their_place(tmp_path, name, content, 
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):
         documents(tmp_path / name)
+
+
+def test_a_number_of_any_length_beside_the_text_is_no_fault(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"id": ' + "9" * 5000 + ', "text": "a"}')
+    assert documents(tmp_path / "a.jsonl") == ["a"]
 
 
 def test_nothing_found_is_an_error(tmp_path):

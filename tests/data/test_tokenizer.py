@@ -107,15 +107,36 @@ def test_a_model_of_another_size_is_refused():
 def test_other_ids_and_other_files_are_refused(tmp_path):
     with pytest.raises(DataError, match="is no file"):
         load_tokenizer(str(tmp_path / "absent.model"), 320, 0)
-    (tmp_path / "text.model").write_text("no model")
-    with pytest.raises(DataError, match="not a SentencePiece model"):
-        load_tokenizer(str(tmp_path / "text.model"), 320, 0)
+    with pytest.raises(DataError, match="is no file"):
+        load_tokenizer(str(tmp_path), 320, 0)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_prefix=str(tmp_path / "llama"), vocab_size=50,
         minloglevel=2,
     )  # fmt: skip
     with pytest.raises(DataError, match="has pad id -1 and eos id 2; expected 0 and 1"):
         load_tokenizer(str(tmp_path / "llama.model"), 50, 0)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "the file is empty"),
+        (b"no model", "its 8 bytes are something else, or cut off"),
+        (T5.read_bytes()[:50_000], "its 50,000 bytes are something else, or cut off"),
+        (b'{"version": "1.0"}', "it is JSON; a tokenizer.json of transformers is another format"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),
+        (b"PK\x03\x04" + bytes(60), "it is a zip archive"),
+        (b"\x80\x04x" * 100, "its 300 bytes are something else"),
+    ],
+)
+def test_what_is_no_sentencepiece_model_is_told_plainly(tmp_path, content, said):
+    (tmp_path / "a.model").write_bytes(content)
+    with pytest.raises(DataError, match="is not a SentencePiece model: ") as caught:
+        load_tokenizer(str(tmp_path / "a.model"), 320, 0)
+    text = str(caught.value)
+    assert said in text and "Expected a .model file" in text
+    # Nothing of the library's own files and conditions.
+    assert ".cc" not in text and "INTERNAL" not in text
 
 
 def test_ids_outside_the_vocabulary_are_refused(trained):

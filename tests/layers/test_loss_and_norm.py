@@ -117,3 +117,11 @@ def test_rope_in_bfloat16_keeps_its_angles_in_float32():
     angle = 1001 * 10000.0 ** (-np.arange(4) / 4)
     want = np.concatenate([np.cos(angle) - np.sin(angle), np.cos(angle) + np.sin(angle)])
     np.testing.assert_allclose(np.asarray(got[0, 0, 0], np.float64), want, atol=2**-8)
+
+
+def test_of_equal_logits_the_first_token_counts_as_the_guess():
+    rng = np.random.default_rng(5)
+    logits = rng.integers(0, 3, (4, 50, 8)).astype(np.float32)
+    targets = rng.integers(0, 8, (4, 50)).astype(np.int32)
+    got = cross_entropy(jnp.asarray(logits), jnp.asarray(targets), jnp.ones((4, 50), jnp.int32))
+    assert int(got["correct"]) == int((logits.argmax(-1) == targets).sum())

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from glu_lab.errors import SpecError, UnknownNameError
 from glu_lab.spec import FFN, VARIANTS, Activation, Branch, variant
-from glu_lab.spec.activation import ACTIVATIONS, AMBIGUOUS
+from glu_lab.spec.activation import ACTIVATIONS, OTHER_NAMES
 from glu_lab.spec.variants import ABLATION_VARIANTS, branches_of, parse_product, variant_name
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -53,12 +53,15 @@ def test_equal_functions_are_one_activation():
     assert str(Activation("swish", (-0.0,))) == str(Activation("swish", (0.0,)))
 
 
-@pytest.mark.parametrize("name", sorted(AMBIGUOUS))
-def test_a_librarys_word_for_gelu_is_refused_with_the_choices(name):
-    with pytest.raises(SpecError) as caught:
-        Activation(name)
-    for choice in AMBIGUOUS[name]:
-        assert choice in str(caught.value)
+@pytest.mark.parametrize("name", sorted(OTHER_NAMES))
+@pytest.mark.parametrize("spell", [str, str.upper, lambda name: name.replace("_", "-")])
+def test_a_librarys_word_is_refused_with_the_choices_however_it_is_spelt(name, spell):
+    for build in (Activation, branches_of):
+        with pytest.raises(SpecError) as caught:
+            build(spell(name))
+        for choice in OTHER_NAMES[name]:
+            assert choice in str(caught.value)
+        assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +81,51 @@ def test_an_ambiguous_variant_is_refused_with_the_choices(name, choices):
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("swigl", "swiglu"), ("geglu_tan", "geglu_tanh"), ("reluu", "relu")]
+    ("name", "nearest"),
+    [
+        ("swigl", "swiglu"),
+        ("geglu_tan", "geglu_tanh"),
+        ("reluu", "relu"),
+        ("SwiGLU", "swiglu"),
+        ("GEGLU_tanh", "geglu_tanh"),
+        ("ReLU", "relu"),
+        ("ReLU²", "relu2"),
+        ("dReLU", "drelu"),
+        ("GPT-OSS", "gpt_oss"),
+        ("SwiGLUU", "swiglu"),
+    ],
 )
 def test_an_unknown_variant_names_the_nearest(name, nearest):
     with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
         variant(name, d_model=4, d_ff=8)
+
+
+@pytest.mark.parametrize("name", sorted({*VARIANTS, *ACTIVATIONS}))
+def test_another_spelling_is_never_accepted_and_the_right_one_named(name):
+    for spelt in {name.upper(), name.title(), name.replace("_", "-"), name.replace("_", "")}:
+        if spelt == name:
+            continue
+        for text in (spelt, f"{spelt}*linear"):
+            if "*" in text and name not in ACTIVATIONS:
+                continue
+            with pytest.raises(SpecError) as caught:
+                branches_of(text)
+            assert f"'{name}'" in str(caught.value) or f"{name}(" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("relu × linear", r"multiplied with '\*'; did you mean 'relu \* linear'"),
+        ("silu⊙linear", r"did you mean 'silu\*linear'"),
+        ("swiglu*linear", r"'swiglu' in 'swiglu\*linear' is a variant.*it is silu\*linear itself"),
+        ("gated-gelu", "geglu_erf, geglu_tanh"),
+        ("liglu", "is called 'bilinear' here"),
+    ],
+)
+def test_what_papers_write_is_told_in_our_words(text, said):
+    with pytest.raises(SpecError, match=said):
+        variant(text, d_model=4, d_ff=8)
 
 
 def test_an_unknown_activation_in_a_product_names_the_nearest():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 
 import pytest
 
@@ -10,9 +11,10 @@ from glu_lab.cli.main import parse
 from glu_lab.errors import BudgetError, RecordError, SpecError
 from glu_lab.files.atomic import write_json
 from glu_lab.spec.codec import encode
-from glu_lab.studies import launch
+from glu_lab.studies import launch, plots
 from tests.studies.synthetic import FakeData, curve, summary
 from tests.studies.test_table import write_study
+from tests.training.small import content
 
 STUDY = """\
 from glu_lab.studies import Study, axis, variants_matched
@@ -96,6 +98,52 @@ def test_only_seeds_and_set_reach_the_runs(study, capsys):
     assert [row["status"] for row in content["table"]["rows"]] == ["missing", "complete"]
 
 
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Where figures are not the subject, their drawing would take most of the time."""
+    monkeypatch.setattr(plots, "draw", lambda *_: [])
+
+
+def rows_of(tmp_path):
+    content = json.loads((tmp_path / "results" / "tiny" / "table.json").read_text())
+    return {row["point"]: row["seed_status"] for row in content["rows"]}
+
+
+def test_a_partial_sweep_of_a_finished_study_keeps_every_row_and_seed(study, no_figures, tmp_path):
+    assert call("sweep", sweep, "experiments/tiny") == 0
+    whole = dict.fromkeys(["0", "1", "2"], "complete")
+    before = (tmp_path / "results" / "tiny" / "table.md").read_text()
+    for arguments in (
+        ["--seeds", "0"],
+        ["--only", "variant=swiglu"],
+        ["--only", "variant=relu", "--seeds", "1"],
+    ):
+        assert call("sweep", sweep, "experiments/tiny", *arguments) == 0
+        assert rows_of(tmp_path) == {"relu": whole, "swiglu": whole}
+        assert (tmp_path / "results" / "tiny" / "table.md").read_text() == before
+    assert len(study.calls) == 6
+    # A further seed stands beside the others, and stays when the study is run as it is.
+    assert call("sweep", sweep, "experiments/tiny", "--seeds", "5", "--only", "point=relu") == 0
+    more = {**whole, "5": "complete"}
+    assert rows_of(tmp_path) == {"relu": more, "swiglu": {**whole, "5": "missing"}}
+    assert call("sweep", sweep, "experiments/tiny") == 0
+    assert rows_of(tmp_path) == {"relu": more, "swiglu": whole}
+    assert len(study.calls) == 7
+
+
+def test_an_override_that_would_take_runs_out_of_the_table_is_refused(study, no_figures, tmp_path):
+    assert call("sweep", sweep, "experiments/tiny") == 0
+    before = content(tmp_path / "results")
+    changed = ["experiments/tiny", "--set", "training.steps=20"]
+    with pytest.raises(RecordError, match=r"6 runs .* its own settings; a sweep with --set tr"):
+        call("sweep", sweep, *changed)
+    assert content(tmp_path / "results") == before
+    assert call("sweep", sweep, *changed, "--results", tmp_path / "other", "--seeds", "0") == 0
+    assert call("sweep", sweep, *changed, "--results", tmp_path / "other", "--seeds", "1") == 0
+    with pytest.raises(RecordError, match=r"made with --set training\.steps=20"):
+        call("sweep", sweep, "experiments/tiny", "--results", tmp_path / "other")
+
+
 @pytest.mark.parametrize("flag", ["--dry_run", "--dry-run"])
 def test_a_dry_run_shows_budgets_and_writes_nothing(study, tmp_path, capsys, flag):
     assert call("sweep", sweep, "experiments/tiny", flag, "--json") == 0
@@ -106,6 +154,25 @@ def test_a_dry_run_shows_budgets_and_writes_nothing(study, tmp_path, capsys, fla
     ]
     assert study.calls == []
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_dry_run_cuts_no_name_in_a_narrow_terminal(study, tmp_path, capsys, monkeypatch, width):
+    names = ["a_point_with_a_name_of_its_own_that_is_long", "another, peak=0.00012345, warm_up=700"]
+    file = tmp_path / "experiments" / "tiny" / "study.py"
+    points = f'coupled({{name: {{"training.steps": n}} for n, name in enumerate({names!r}, 7)}})'
+    file.write_text(
+        STUDY.replace('variants_matched(["relu", "swiglu"], base())', points)
+        .replace("axis, variants_matched", "coupled")
+        .replace('"relu"', repr(names[0]))
+    )
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert call("sweep", sweep, "experiments/tiny", "--dry_run") == 0
+    out = capsys.readouterr().out
+    assert "…" not in out and max(map(len, out.splitlines())) <= width
+    # Other columns stand two blanks or more to the right; a folded name goes on below.
+    shown = "".join(re.sub(r"\s{2,}\S.*", "", line.strip()) for line in out.splitlines())
+    assert all("".join(name.split()) in "".join(shown.split()) for name in names), out
 
 
 def test_an_unmatched_study_is_refused_before_any_training(study, tmp_path):

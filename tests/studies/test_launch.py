@@ -1,12 +1,13 @@
 """Sweeps with a stand-in for training: what is run, what is kept, what a failure leaves."""
 
+import dataclasses
 import io
 import json
 
 import pytest
 from rich.console import Console
 
-from glu_lab.errors import RecordError, SpecError
+from glu_lab.errors import RecordError, RunInUseError, SpecError
 from glu_lab.files.atomic import write_json
 from glu_lab.spec.codec import encode
 from glu_lab.studies import Study, axis, expand, variants_matched
@@ -80,10 +81,8 @@ def test_a_failure_is_recorded_and_the_others_go_on_then_only_it_runs_again(tmp_
     outcomes, interrupted, _ = sweep(tmp_path, failing)
     assert len(failing.calls) == 4
     assert not interrupted
-    assert (outcomes["relu_1"].status, outcomes["relu_1"].error) == (
-        "failed",
-        "MemoryError: no room",
-    )
+    assert outcomes["relu_1"].status == "failed"
+    assert outcomes["relu_1"].error.startswith("out of memory (no room). Lower training.batch_size")
     record = read_record(outcomes["relu_1"].directory)
     assert record.status == "failed"
     assert "no room" in (record.error or "")
@@ -91,6 +90,43 @@ def test_a_failure_is_recorded_and_the_others_go_on_then_only_it_runs_again(tmp_
     sweep(tmp_path, again)
     assert again.calls == ["relu_1"]
     assert read_record(outcomes["relu_1"].directory).status == "complete"
+
+
+def test_a_run_that_another_process_trains_is_left_alone_and_said(tmp_path):
+    busy = FakeTraining(relu_1=RunInUseError("process 7 is training it"))
+    outcomes, interrupted, screen = sweep(tmp_path, busy)
+    outcome = outcomes["relu_1"]
+    assert (outcome.status, outcome.ran, outcome.error) == (
+        "in use",
+        False,
+        "process 7 is training it",
+    )
+    assert not interrupted and len(outcomes) == 4
+    assert "relu · seed 1: in use" in screen
+    assert not (outcome.directory / "summary.json").exists()
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_not_run_again(tmp_path):
+    study = make_study()
+    later = FakeTraining()
+
+    def first(experiment, workdir, *, dataset, progress):
+        """Trains its own run while another process trains the next one."""
+        if experiment.seed == 0:
+            other = next(
+                run.directory
+                for run in plan(
+                    study, expand(study), tmp_path / "s", load_data=lambda d: FakeData()
+                )
+                if run.member.point == experiment.name.split("/")[1] and run.member.seed == 1
+            )
+            seed_1 = dataclasses.replace(experiment, seed=1, name=experiment.name[:-1] + "1")
+            FakeTraining()(seed_1, other, dataset=dataset, progress=progress)
+        return later(experiment, workdir, dataset=dataset, progress=progress)
+
+    outcomes, _, _ = sweep(tmp_path, first, study)
+    assert later.calls == ["relu_0", "swiglu_0"]
+    assert {o.status for o in outcomes.values()} == {"complete"}
 
 
 def test_an_interruption_stops_and_says_how_to_go_on(tmp_path):

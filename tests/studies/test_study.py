@@ -189,6 +189,28 @@ def test_members_are_selected_by_name_and_a_misspelt_one_is_refused():
         parse_filters(["seed=0", "seed=1"])
 
 
+def test_points_whose_names_hold_commas_are_selected_and_listed_readably():
+    rates = axis("training.schedule.peak", [0.1, 0.2])
+    points = product(variants_matched(["relu", "swiglu"], base()), rates)
+    members = expand(study(points, baseline="relu, peak=0.1"))
+
+    def chosen(text):
+        return list(dict.fromkeys(m.point for m in select(members, {"point": text})))
+
+    assert chosen("relu, peak=0.2") == ["relu, peak=0.2"]
+    assert chosen("swiglu, peak=0.1,relu, peak=0.2") == ["relu, peak=0.2", "swiglu, peak=0.1"]
+    nested = coupled({"a": {"training.steps": 1}, "a, b": {"training.steps": 2}})
+    (found,) = {m.point for m in select(expand(study(nested, baseline="a")), {"point": "a, b"})}
+    assert found == "a, b"
+    with pytest.raises(UnknownNameError) as caught:
+        chosen("relu, peak=0.2, swiglu, peak=0.3")
+    assert "unknown point of the study 'swiglu, peak=0.3'" in str(caught.value)
+    assert (
+        "Choices: 'relu, peak=0.1', 'relu, peak=0.2', 'swiglu, peak=0.1', 'swiglu, peak=0.2'."
+        in str(caught.value)
+    )
+
+
 def test_seeds_are_read_from_text():
     assert with_seeds(study(axis("training.steps", [1])), "4,5").seeds == (4, 5)
     with pytest.raises(SpecError, match="integers"):

@@ -1,13 +1,10 @@
 """A disk that fills up while a run trains on it: a friendly error, and nothing lost."""
 
-import gc
-
 import pytest
 
 from glu_lab.errors import RecordError
 from glu_lab.training.loop import train
 from glu_lab.training.record import RunDirectory
-from tests.files.test_checkpoints import ORBAX_LEFTOVERS
 from tests.small_disk import mounted
 from tests.training.small import metrics_lines, without_times
 from tests.training.test_resume import assert_same_state, state_of
@@ -31,16 +28,9 @@ def fill(place):
                 continue
 
 
-@pytest.fixture
-def leftovers():
-    yield
-    gc.collect()
-
-
-@ORBAX_LEFTOVERS
 @pytest.mark.parametrize("full_after", [4, 5])
 def test_a_run_stops_with_an_error_and_goes_on_once_there_is_room(
-    full_after, leftovers, small_disk, finished, experiment, dataset
+    full_after, small_disk, finished, experiment, dataset
 ):
     """Full before the second checkpoint (8), with a checkpoint at 4 written."""
     run = small_disk / "run"

@@ -34,6 +34,38 @@ def test_a_run_without_its_manifest_is_refused(copied):
         TrainedRun(copied)
 
 
+@pytest.mark.parametrize("folder", ["empty", "gone"])
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        (
+            None,
+            "no checkpoint yet: the first is written at step 4, and the run has not come so far",
+        ),
+        (
+            {"status": "diverged", "error": "non-finite at step 2: x"},
+            "diverged before its first .*2: x",
+        ),
+        (
+            {"status": "failed", "error": "Trace\nValueError: boom"},
+            "the run failed: ValueError: boom",
+        ),
+        ({"status": "complete", "error": None}, "is complete, but its checkpoints are gone"),
+    ],
+)
+def test_a_run_without_weights_says_where_it_stands_and_what_to_do(copied, folder, summary, said):
+    shutil.rmtree(copied / "checkpoints")
+    if folder == "empty":
+        (copied / "checkpoints").mkdir()
+    (copied / "summary.json").unlink()
+    if summary:
+        (copied / "summary.json").write_text(json.dumps(summary))
+    for step in (None, 4):
+        with pytest.raises(RecordError, match=said) as caught:
+            TrainedRun(copied, step)
+        assert "None" not in str(caught.value)
+
+
 def test_another_identity_is_refused_before_data_are_prepared(copied, experiment, monkeypatch):
     def never(*args, **kwargs):
         raise AssertionError("data were prepared for a run that is refused")

@@ -140,7 +140,7 @@ def main() -> None:
     function, arguments = feed_forward(mesh)
     with jax.set_mesh(mesh):
         write("merged", jax.jit(function).lower(*arguments).compile().as_text())
-    from jaxlib import _hlo
+    from jaxlib import _hlo  # pyright: ignore[reportAttributeAccessIssue]
 
     write("gpu", _hlo.hlo_module_from_text((FOLDER / "gpu.txt").read_text()).to_string())
     if importlib.util.find_spec("libtpu"):
