@@ -32,6 +32,8 @@ BIN := $(VENV)/bin
 # What the tests install. Without `reference`, tests against torch and transformers are skipped.
 TEST_EXTRAS ?= dev,reference
 PYTEST_FLAGS ?=
+# Processes that share the tests.
+TEST_WORKERS ?= 2
 
 comma := ,
 stamp = $(VENV)/.installed$(if $(1),-$(subst $(comma),-,$(1)))
@@ -57,10 +59,10 @@ ablation: $(CORE)
 	$(BIN)/glu-lab table results/ablation --published glu_variants_2020
 
 test: $(TEST)
-	$(BIN)/python -m pytest -m 'not heavy' $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m 'not heavy' $(PYTEST_FLAGS)
 
 test-fast: $(TEST)
-	$(BIN)/python -m pytest -m 'not slow and not heavy' $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) -m 'not slow and not heavy' $(PYTEST_FLAGS)
 
 # pytest ends with 5 when no test carries the mark.
 test-heavy: $(TEST)

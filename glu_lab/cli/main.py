@@ -36,6 +36,7 @@ COMMANDS = {
     "benchmark": "time a config's training step, loop and input pipeline on this machine",
     "collectives": "list what a config's devices would send each other, beside the least that its "
     "FFNs need",
+    "plan": "bytes, operations and traffic of a training step on each device of a mesh one lacks",
     "layouts": "list the storage layouts of FFN tensors that are known, or show one in full",
     "sample": "write text with a trained run: fill spans, or continue a beginning",
     "sweep": "train what is missing of a study, then write its table and figures",

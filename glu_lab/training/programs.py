@@ -8,13 +8,13 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, auto_axes
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, auto_axes
 from jaxtyping import Array
 
 from glu_lab.errors import SpecError
@@ -89,17 +89,29 @@ def _rms_by_path(tree: Any) -> dict[str, Array]:
     return out
 
 
-def check_layout(model: Model, rules: Rules, mesh: Mesh) -> None:
+#: Logical axes that the programs of a whole model keep on one device, and why.
+_WHOLE = {
+    "seq": "attention reads all positions of a row; only the FFN by hand "
+    "(glu_lab.sharding.by_hand) takes split ones",
+    "branch": "the factors of a gated FFN's product would lie on different devices",
+    "head": "queries and keys are multiplied along it",
+    "buckets": "every device looks up all distances",
+    "layers": "they run one after another",
+}
+
+
+def check_layout(model: Model, rules: Rules, mesh: Mesh | AbstractMesh) -> None:
     """Checks that a model can be laid out on a mesh, before any data are prepared.
 
     Raises:
         SpecError: for sizes that do not divide, and for rules that no program here follows.
     """
-    if rules.seq:
-        raise SpecError(
-            f"the rule seq={rules.seq} splits positions, and attention reads all of them; only the "
-            "FFN by hand (glu_lab.sharding.by_hand) takes split rows. Set execution.rules.seq=()."
-        )
+    for axis, reason in _WHOLE.items():
+        if split := getattr(rules, axis):
+            raise SpecError(
+                f"the rule {axis}={split} fits no model here: {reason}. Set execution.rules."
+                f"{axis}=()."
+            )
     if rules.heads != rules.kv:
         raise SpecError(
             f"the rules heads={rules.heads} and kv={rules.kv} differ; the query heads of a group "
@@ -137,19 +149,21 @@ class Programs:
     changing anything).
     """
 
-    def __init__(self, key: ProgramKey, mesh: Mesh | None = None):
+    def __init__(self, key: ProgramKey, mesh: Mesh | AbstractMesh | None = None):
         """Checks that model and batch divide over the mesh; compiles nothing.
 
         Args:
             key: what to build.
             mesh: None makes the one of ``key.execution`` from the devices here; one of other
-                devices (virtual ones, say) can be given to look at what would be compiled.
+                devices (virtual ones, say) can be given to look at what would be compiled, one
+                without devices to look at shapes and layouts.
 
         Raises:
             SpecError: for a mesh that does not fit the devices, or sizes that do not divide.
         """
         self.key = key
-        self.mesh = mesh_lib.make_mesh(key.execution.mesh) if mesh is None else mesh
+        made = mesh_lib.make_mesh(key.execution.mesh) if mesh is None else mesh
+        self.mesh = cast(Mesh, made)  # one without devices is good for layouts alone
         self._place = Placement(key.execution.rules)
         self._table = parameters(key.model)
         check_layout(key.model, key.execution.rules, self.mesh)

@@ -10,6 +10,7 @@ import pytest
 from glu_lab.errors import SpecError
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Schedule
+from glu_lab.spec.sharding import Rules
 from glu_lab.training.loop import train
 from glu_lab.training.optimizers import flatten
 from glu_lab.training.programs import Programs, dropout_key, program_key, programs
@@ -120,3 +121,21 @@ def test_remat_and_unrolling_give_the_same_training_with_dropout(execution, expe
     np.testing.assert_allclose(two, one, rtol=2e-4)
     for path, x in params.items():
         np.testing.assert_allclose(others[path], x, rtol=1e-2, atol=1e-3, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("rules", "said"),
+    [
+        (Rules(seq=("model",), mlp=(), heads=(), kv=(), vocab=()), "attention reads all positions"),
+        (Rules(branch=("model",), mlp=()), "factors of a gated FFN's product"),
+        (Rules(layers=("data",), batch=("fsdp",)), "one after another"),
+        (Rules(kv=()), "need the same rule"),
+    ],
+)
+def test_rules_that_no_program_follows_are_refused_before_anything_is_written(
+    experiment, dataset, tmp_path, rules, said
+):
+    wrong = dataclasses.replace(experiment, execution=Execution(rules=rules))
+    with pytest.raises(SpecError, match=said):
+        train(wrong, tmp_path / "run", dataset=dataset)
+    assert not (tmp_path / "run").exists()
