@@ -244,11 +244,10 @@ class Programs:
         # Update rules see matrices with heads folded, reshaped and transposed: the compiler lays
         # out what is between.
         layouts = self._layouts
-        update_rule = auto_axes(
+        update_rule: Any = auto_axes(
             self._rule.update, out_sharding=(layouts["params"], layouts["optimizer"])
         )
-        changed: Any = update_rule(grads, state["optimizer"], state["params"])
-        direction, optimizer = changed
+        direction, optimizer = update_rule(grads, state["optimizer"], state["params"])
         update = jax.tree.map(
             lambda p, d: (learning_rate.astype(d.dtype) * d).astype(p.dtype),
             state["params"],

@@ -73,9 +73,7 @@ def state_and_gradients(**fields):
 def reference_loss(params, z_loss=0.0):
     """Mean over the counted tokens, from logits, in SciPy."""
     parts = batch()
-    output: Any = Transformer(key().model, F64).apply(
-        {"params": jax.device_get(params)}, parts
-    )
+    output: Any = Transformer(key().model, F64).apply({"params": jax.device_get(params)}, parts)
     logits = np.asarray(output)
     log_p = special.log_softmax(logits, axis=-1)
     targets = np.asarray(parts["targets"])[..., None]

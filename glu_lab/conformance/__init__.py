@@ -1,0 +1,1 @@
+"""Whether a layer computes the function that its Spec states, judged from outside of it."""
