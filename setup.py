@@ -56,6 +56,7 @@ EXTRAS = {
         "pytest-xdist>=3.6,<4",
         "hypothesis>=6.120,<7",
         "mpmath>=1.3,<2",
+        "jsonschema>=4.23,<5",
         "ruff>=0.14,<0.18",
         "pyright[nodejs]>=1.1.405,<2",
         "tensorboardX>=2.6,<3",

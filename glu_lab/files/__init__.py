@@ -1,1 +1,1 @@
-"""Reading and writing: atomic files, Orbax checkpoints."""
+"""Reading and writing: tensor files, Orbax checkpoints, atomic files."""

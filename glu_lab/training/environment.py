@@ -2,14 +2,13 @@
 
 import os
 import platform
-import subprocess
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import jax
 
 from glu_lab import __version__
+from glu_lab.files.revision import source_revision
 from glu_lab.spec.codec import encode
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.identity import digest
@@ -25,28 +24,6 @@ _LIBRARIES = (
     "numpy",
 )
 _JAX_FLAGS = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable")
-
-
-def source_revision() -> str | None:
-    """The commit of the source tree, with ``-dirty`` for local changes; None outside of one."""
-    root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=True,
-        ).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", "glu_lab")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def execution_facts(execution: Execution) -> dict[str, Any]:

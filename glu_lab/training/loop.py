@@ -17,6 +17,7 @@ import numpy as np
 
 from glu_lab.errors import DataError, LostProcessError
 from glu_lab.files.checkpoints import Checkpoints
+from glu_lab.files.revision import source_revision
 from glu_lab.layers.params import leaves
 from glu_lab.models import parameters
 from glu_lab.sharding.mesh import make_mesh
@@ -30,11 +31,10 @@ from glu_lab.spec.experiment import Experiment
 from glu_lab.spec.identity import identity_hash
 from glu_lab.spec.manifest import manifest
 from glu_lab.training import telemetry
-from glu_lab.training.environment import environment, source_revision
+from glu_lab.training.environment import environment
 from glu_lab.training.evaluation import Totals, evaluate, metrics
 from glu_lab.training.programs import (
     Programs,
-    check_layout,
     dropout_key,
     program_key,
     programs,
@@ -42,6 +42,7 @@ from glu_lab.training.programs import (
 from glu_lab.training.record import RunDirectory
 from glu_lab.training.schedule import learning_rate
 from glu_lab.training.signals import StopSignals
+from glu_lab.training.state import check_layout
 from glu_lab.training.summary import Counters, summarize
 from glu_lab.training.tensorboard import event_writer
 

@@ -20,8 +20,9 @@ from glu_lab.spec.codec import decode
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Experiment
 from glu_lab.training.evaluation import evaluate, metrics
-from glu_lab.training.programs import program_key, programs, state_shapes
+from glu_lab.training.programs import program_key, programs
 from glu_lab.training.record import TOKENIZER_FILE, RunDirectory
+from glu_lab.training.state import state_shapes
 
 
 class TrainedRun:

@@ -74,10 +74,16 @@ class FakeSharding:
         ((0, 1, 2, 3), ((0, 4), (0, 4), (4, 8), (4, 8)), (0, 2)),
     ],
 )
-def test_which_rows_a_process_reads(processes, slices, expected):
-    assert process_rows(FakeSharding(processes, slices), 8) == expected
+def test_which_rows_a_process_reads(processes, slices, expected, monkeypatch):
+    sharding = FakeSharding(processes, slices)
+    assert process_rows(sharding, 8) == expected
+    # The last process: of pairs that read the same rows, both have one index.
+    monkeypatch.setattr(jax, "process_index", lambda: processes[-1])
+    index, count = process_rows(sharding, 8)
+    assert count == expected[1] and index == count - 1
 
 
-def test_rows_that_are_no_group_are_refused():
+@pytest.mark.parametrize("processes", [(0, 1, 0, 1), (0, 1, 1, 0)])
+def test_rows_that_are_no_group_are_refused(processes):
     with pytest.raises(SpecError, match="not one group in a row"):
-        process_rows(FakeSharding((0, 1, 0, 1), ((0, 2), (2, 4), (4, 6), (6, 8))), 8)
+        process_rows(FakeSharding(processes, ((0, 2), (2, 4), (4, 6), (6, 8))), 8)
