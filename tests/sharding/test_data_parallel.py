@@ -107,6 +107,6 @@ def test_four_devices_train_like_one(tmp_path):
     assert "4 and 8" in batch and "data=4 × fsdp=1" in batch
     assert "training.batch_size / training.microbatches = 2" in parts
     assert "eval_batch_size = 5" in evaluation
-    assert "heads = 2 does not divide over model=4" in layout
+    assert "vocab = 310 does not divide over model=4" in layout and "heads = 2" in layout
     assert "kv = 1" in layout and "together admit model = 1." in layout
     assert not four["written"]
