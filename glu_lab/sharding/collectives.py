@@ -312,7 +312,7 @@ _WRAPPERS = re.compile(
 
 #: Parts of a name stack that say how something runs and not where it arises.
 _MACHINERY = re.compile(
-    r"|p?jit\(.*\)|while|body|cond|branch_\d+_fun|closed_call|core_call|checkpoint|remat\d?"
+    r"|p?jit\(.*\)|while|body|cond|eval_jaxpr|branch_\d+_fun|closed_call|core_call|checkpoint|remat\d?"
     r"|rematted_computation|shard_map|custom_[jv][vj]p_call"
 )
 
