@@ -105,4 +105,6 @@ def test_initial_values_do_not_depend_on_the_mesh(key):
         }
     for text, tree in values.items():
         for name, value in tree.items():
-            np.testing.assert_array_equal(value, values["data=1"][name], err_msg=f"{text}: {name}")
+            # The random bits are the same; the inverse error function that makes normal numbers of
+            # them is compiled for each shape, and was seen to round one of 256 elsewhere.
+            np.testing.assert_array_max_ulp(value, values["data=1"][name], maxulp=2)
