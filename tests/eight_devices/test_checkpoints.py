@@ -103,7 +103,7 @@ def test_initial_values_do_not_depend_on_the_mesh(key):
             name: np.asarray(x)
             for name, x in flatten(program.init(program.put_key(7))["params"]).items()
         }
-    for text, tree in values.items():
+    for tree in values.values():
         for name, value in tree.items():
             # The random bits are the same; the inverse error function that makes normal numbers of
             # them is compiled for each shape, and was seen to round one of 256 elsewhere.
