@@ -200,7 +200,7 @@ def _formula(variant: str) -> str:
 def markdown(layouts: Mapping[str, Layout]) -> str:
     """The page of all layouts."""
     rows = [describe(layout) for layout in layouts.values()]
-    lines = [_INTRODUCTION]
+    lines = [_INTRODUCTION.replace("EXAMPLE_ROW\n", EXAMPLE)]
     lines += ["| layout | branches | order | packing | stored as | biases | function |"]
     lines += ["|---|---|---|---|---|---|---|"]
     for row in rows:
@@ -283,6 +283,32 @@ def _function_lines(function: Mapping[str, Any]) -> list[str]:
 _NAMES_INTRODUCTION = """\
 What the words of two projects mean. Names that are missing here are refused, not approximated."""
 
+#: A file of one row: stands in the page, and is read by the tests.
+EXAMPLE = """\
+[[layout]]
+name = "my-packed"
+summary = "w_in with both branches, the linear half first"
+num_branches = 2
+
+[[layout.prefixes]]
+template = "stack.{layer}.ffn."
+stack = "decoder"
+
+[[layout.tensors]]
+name = "w_in"
+holds = "wi"
+axes = "(branch mlp) embed"
+branches = [1, 0]
+
+[[layout.tensors]]
+name = "w_out"
+holds = "wo"
+axes = "embed mlp"
+
+[layout.function]
+variant = "swiglu"
+"""
+
 _INTRODUCTION = """\
 # Checkpoint layouts
 
@@ -338,28 +364,7 @@ assert two[0]["decoder.layers.0.mlp.linear_fc1.weight"].shape == (24, 8)
 A TOML file; every key is a field of `glu_lab.layouts.Layout`, and an unknown one is an error.
 
 ```toml
-[[layout]]
-name = "my-packed"
-summary = "w_in with both branches, the linear half first"
-num_branches = 2
-
-[[layout.prefixes]]
-template = "stack.{layer}.ffn."
-stack = "decoder"
-
-[[layout.tensors]]
-name = "w_in"
-holds = "wi"
-axes = "(branch mlp) embed"
-branches = [1, 0]
-
-[[layout.tensors]]
-name = "w_out"
-holds = "wo"
-axes = "embed mlp"
-
-[layout.function]
-variant = "swiglu"
+EXAMPLE_ROW
 ```
 
 `axes` names the stored dimensions from the outside in: `embed` is D, `mlp` F, `branch` N;

@@ -15,33 +15,9 @@ from glu_lab.layouts import (
     to_canonical,
     to_toml,
 )
+from glu_lab.layouts.document import EXAMPLE as MINE
 from glu_lab.spec import variant
 from tests.layouts import rows
-
-MINE = """
-[[layout]]
-name = "my-packed"
-summary = "w_in, the linear half first"
-num_branches = 2
-
-[[layout.prefixes]]
-template = "stack.{layer}.ffn."
-stack = "decoder"
-
-[[layout.tensors]]
-name = "w_in"
-holds = "wi"
-axes = "(branch mlp) embed"
-branches = [1, 0]
-
-[[layout.tensors]]
-name = "w_out"
-holds = "wo"
-axes = "embed mlp"
-
-[layout.function]
-variant = "swiglu"
-"""
 
 
 def read(tmp_path, text):
