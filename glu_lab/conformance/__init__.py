@@ -1,1 +1,1 @@
-"""Whether a layer computes the function that its Spec states, judged from outside of it."""
+"""Evidence that a variant, an execution or a layout is the function that it claims to be."""

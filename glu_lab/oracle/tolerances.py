@@ -75,7 +75,7 @@ class Tolerance(NamedTuple):
 
     Attributes:
         rtol: share of the reference value.
-        atol: share of the spread of rounding errors, `glu_lab.conformance.oracle.spread`.
+        atol: share of the spread of rounding errors, `glu_lab.oracle.ffn.spread`.
         reason: the table's terms with their numbers.
     """
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from glu_lab.conformance import oracle
+from glu_lab.oracle import ffn as oracle
 from glu_lab.spec import VARIANTS, Activation, Branch, variant
 
 D, F = 4, 6

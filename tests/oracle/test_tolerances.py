@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from glu_lab.conformance import oracle
-from glu_lab.conformance.tolerances import TERMS, UNIT_ROUNDOFF, share, tolerance
 from glu_lab.errors import SpecError, UnknownNameError
 from glu_lab.layers import ffn
+from glu_lab.oracle import ffn as oracle
+from glu_lab.oracle.tolerances import TERMS, UNIT_ROUNDOFF, share, tolerance
 from glu_lab.spec import variant
 from glu_lab.spec.numerics import DTYPE_BYTES, Numerics
-from tests.conformance.cases import SPECS, D, random_params, random_rows
+from tests.oracle.cases import SPECS, D, random_params, random_rows
 
 DTYPES = tuple(UNIT_ROUNDOFF)
 

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from glu_lab.conformance import oracle
-from glu_lab.conformance.tolerances import UNIT_ROUNDOFF, share, tolerance
 from glu_lab.errors import UnknownNameError
+from glu_lab.oracle import ffn as oracle
+from glu_lab.oracle.tolerances import UNIT_ROUNDOFF, share, tolerance
 from glu_lab.spec.activation import Activation
 from glu_lab.spec.ffn import FFN
 

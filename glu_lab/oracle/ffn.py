@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Inexact
 
-from glu_lab.conformance import functions
-from glu_lab.conformance.functions import Values, wide
 from glu_lab.errors import SpecError
+from glu_lab.oracle import functions
+from glu_lab.oracle.functions import Values, wide
 from glu_lab.spec.activation import ACTIVATIONS
 from glu_lab.spec.ffn import FFN, Branch, Clamp
 
@@ -245,7 +245,7 @@ def spread(params: Params, x: Any, spec: FFN) -> Inexact[np.ndarray, "... D"]:
 
     The standard deviation that Y would have if every term of every sum, and every intermediate,
     had an independent relative error of standard deviation 1, to first order. An error of
-    arithmetic is this times the unit roundoff times a growth, see `glu_lab.conformance.tolerances`.
+    arithmetic is this times the unit roundoff times a growth, see `glu_lab.oracle.tolerances`.
     """
     params, x = _read(params, x, spec)
     results = _affine(params, x, spec)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from glu_lab.conformance import packing
 from glu_lab.errors import SpecError
+from glu_lab.oracle import packing
 
 GATE, UP = [f"g{i}" for i in range(8)], [f"u{i}" for i in range(8)]
 CANONICAL = np.array([GATE, UP])

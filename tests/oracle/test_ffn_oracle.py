@@ -7,10 +7,12 @@ import sys
 import numpy as np
 import pytest
 
-from glu_lab.conformance import oracle, packing
 from glu_lab.errors import SpecError
+from glu_lab.oracle import ffn as oracle
+from glu_lab.oracle import packing
 from glu_lab.spec import variant
-from tests.conformance.cases import (
+from tests.layers import oracle as first_writing
+from tests.oracle.cases import (
     SPECS,
     TEXTS,
     D,
@@ -21,7 +23,6 @@ from tests.conformance.cases import (
     random_params,
     random_rows,
 )
-from tests.layers import oracle as first_writing
 
 STEP = 1e-30  # of a complex step: its square is no float64, so that nothing is truncated
 
@@ -38,7 +39,7 @@ def moved(params, name, direction, step):
 
 def test_the_oracle_loads_neither_jax_nor_the_code_that_it_judges():
     program = (
-        "import sys, glu_lab.conformance.oracle, glu_lab.conformance.packing; "
+        "import sys, glu_lab.oracle.ffn, glu_lab.oracle.packing; "
         "print([m for m in sys.modules if m.split('.')[0] in ('jax', 'flax') "
         "or m.startswith(('glu_lab.layers', 'glu_lab.activations'))])"
     )

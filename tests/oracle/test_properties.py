@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from glu_lab.conformance import oracle, properties
-from glu_lab.conformance.properties import ORACLE, PROPERTIES, Subject, measure
 from glu_lab.errors import UnknownNameError
 from glu_lab.layers import ffn
+from glu_lab.oracle import ffn as oracle
+from glu_lab.oracle import properties
+from glu_lab.oracle.properties import ORACLE, PROPERTIES, Subject, measure
 from glu_lab.spec import VARIANTS, variant
 from glu_lab.spec.numerics import Numerics
-from tests.conformance.cases import D, F, random_params, random_rows
+from tests.oracle.cases import D, F, random_params, random_rows
 
 F64 = Numerics.uniform("float64")
 TEXTS = (*VARIANTS, "silu*silu", "swish_learned*linear", "xielu")

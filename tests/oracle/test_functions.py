@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from glu_lab.conformance import functions
 from glu_lab.errors import SpecError
+from glu_lab.oracle import functions
 from glu_lab.spec.activation import ACTIVATIONS, Activation
 
 LEARNED = {"swish_learned": {"beta": 0.7}, "xielu": {"p": 0.4, "n": -0.9}}
