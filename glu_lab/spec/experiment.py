@@ -1,6 +1,7 @@
 """An experiment: everything that names a training run, as frozen plain data."""
 
 import dataclasses
+import re
 from typing import Literal
 
 from glu_lab.errors import SpecError
@@ -19,7 +20,7 @@ class Data:
             prepared under `path`).
         path: glob, file or folder of ``text``; TFDS data folder of ``c4``.
         tokenizer: ``"train"`` trains SentencePiece on the training split; anything else is the
-            path of a SentencePiece model.
+            path of a SentencePiece model, a byte-level ``tokenizer.json`` or a GGUF file.
         vocab_size: pieces to train, or that the given model must have; sentinels come on top.
         num_sentinels: extra ids for span corruption, counted down from the vocabulary's end.
         objective: ``span_corruption`` or ``causal_lm``.
@@ -184,6 +185,27 @@ class Recording:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Initial:
+    """Weights to start from, instead of drawing them.
+
+    Attributes:
+        path: a checkpoint that another project wrote: a GGUF file, or a folder of Hugging Face's
+            form. Empty: weights are drawn.
+        sha256: what names its content (`glu_lab.pretrained.content_sha256`); part of the run's
+            identity, as the path is not.
+    """
+
+    path: str = ""
+    sha256: str = ""
+
+    def __post_init__(self):
+        if self.sha256 and not re.fullmatch(r"[0-9a-f]{64}", self.sha256):
+            raise SpecError(f"initial.sha256 must be 64 hexadecimal digits, got {self.sha256!r}.")
+        if self.sha256 and not self.path:
+            raise SpecError("initial.sha256 names weights, and initial.path does not say where.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
     """One training run, resolved and validated.
 
@@ -191,6 +213,7 @@ class Experiment:
         name: for people; not part of the identity.
         seed: of initial weights, data order and dropout.
         model, data, training, numerics: what is computed; all of it enters the identity.
+        initial: weights to start from; their hash enters the identity.
         execution: how it is run; enters the execution hash only.
         recording: what is written; enters no hash.
         eval_batch_size: examples of one validation batch.
@@ -201,6 +224,7 @@ class Experiment:
     model: Model
     data: Data
     training: Training
+    initial: Initial = Initial()
     numerics: Numerics = Numerics()
     execution: Execution = Execution()
     recording: Recording = Recording()

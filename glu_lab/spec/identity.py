@@ -40,6 +40,10 @@ def identity(experiment: Experiment, data_fingerprint: str) -> dict[str, Any]:
     """
     fields = {k: v for k, v in encode(experiment).items() if k not in _NOT_IDENTITY}
     fields["data"] = {k: v for k, v in fields["data"].items() if k not in _PLACES}
+    # A run that draws its weights is named as runs were before they could start from others.
+    initial = fields.pop("initial")
+    if initial["sha256"]:
+        fields["initial"] = {"sha256": initial["sha256"]}
     return {"version": IDENTITY_VERSION, "data_fingerprint": data_fingerprint, **fields}
 
 

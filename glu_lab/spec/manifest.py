@@ -72,6 +72,7 @@ def manifest(
             "gradient_accumulation_dtype": numerics["gradient_accumulation_dtype"],
             "optimizer": encode(optimizer),
             "optimizer_state_dtype": numerics["optimizer_state_dtype"],
+            "optimizer_state_sharding": "as the parameters, by execution.mesh and execution.rules",
         },
         "implementation": {"project": "glu_lab", "version": __version__, "revision": revision},
         "identity_hash": identity_hash(experiment, data_fingerprint),

@@ -33,6 +33,7 @@ from glu_lab.spec.manifest import manifest
 from glu_lab.training import telemetry
 from glu_lab.training.environment import environment
 from glu_lab.training.evaluation import Totals, evaluate, metrics
+from glu_lab.training.initial import check_initial, initial_params
 from glu_lab.training.programs import (
     Programs,
     dropout_key,
@@ -84,6 +85,8 @@ def train(
     check_layout(experiment.model, experiment.execution.rules, mesh)
     run = RunDirectory(Path(workdir))
     from_leader(lambda: run.check(experiment))
+    if not run.has_checkpoints():
+        check_initial(experiment)
     if dataset is None:
         from glu_lab.data import load
 
@@ -261,7 +264,10 @@ class _Session:
     def _start(self) -> tuple[int, Any]:
         """Initial state, or that of the newest checkpoint."""
         if self.checkpoints.latest() is None:
-            return 0, self.program.init(self.program.put_key(self.experiment.seed))
+            key = self.program.put_key(self.experiment.seed)
+            if self.experiment.initial.path:
+                self._status(0, f"reading {self.experiment.initial.path}")
+            return 0, self.program.init(key, initial_params(self.experiment))
         step, state, loop = self.checkpoints.load(self.program.abstract_state())
         self.iterator.set_state(loop["iterator"])
         self.counters = Counters.from_json(loop["counters"])

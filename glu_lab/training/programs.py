@@ -298,8 +298,8 @@ class Programs:
         for name in ("train", "evaluate", "observe"):
             self._get(name)
 
-    def init(self, key: Array) -> Any:
-        """Key → state."""
+    def init(self, key: Array, params: Any = None) -> Any:
+        """Key → state; of parameters drawn with it, or of those given, as in `put_params`."""
         # Not one program: each shape is drawn by a small one that all variants share.
         auto = mesh_lib.automatic(self.mesh)
         rules = self.key.execution.rules
@@ -308,13 +308,16 @@ class Programs:
             return NamedSharding(auto, partition_spec(rules.splits(parameter.axes)))
 
         dtype = resolve(self.key.numerics.parameter_dtype)
-        params = initialize(self._table, key, dtype, sharding=lies)
+        if params is None:
+            drawn = initialize(self._table, key, dtype, sharding=lies)
+        else:
+            drawn = jax.tree.map(lambda x: mesh_lib.on_mesh(x, auto), self.put_params(params))
         layouts = mesh_lib.shardings(auto, self._layouts["optimizer"])
-        optimizer = jax.jit(self._rule.init, out_shardings=layouts)(params)
-        drawn = {"params": params, "optimizer": optimizer}
+        optimizer = jax.jit(self._rule.init, out_shardings=layouts)(drawn)
+        arrays = {"params": drawn, "optimizer": optimizer}
         start = {"step": np.int32(0), "rng": key, "finite": np.bool_(True)}
         return {
-            **jax.tree.map(lambda x: mesh_lib.on_mesh(x, self.mesh), drawn),
+            **jax.tree.map(lambda x: mesh_lib.on_mesh(x, self.mesh), arrays),
             **{name: mesh_lib.put_replicated(x, self.mesh) for name, x in start.items()},
         }
 

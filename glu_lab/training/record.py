@@ -129,6 +129,10 @@ class RunDirectory:
             pass  # a full disk; the files that matter are written next, and say so
         self._release = weakref.finalize(self, _unlock, file, handle)
 
+    def has_checkpoints(self) -> bool:
+        """Whether there is a checkpoint to go on from."""
+        return any(step.name.isdigit() for step in (self.path / "checkpoints").glob("*"))
+
     def check(self, experiment: Experiment, data_fingerprint: str | None = None) -> None:
         """Checks that the folder is empty or this run's; writes nothing.
 

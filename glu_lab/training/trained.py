@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from glu_lab.data.tokenizer import Tokenizer
+from glu_lab.data.tokenizer_files import open_tokenizer
 from glu_lab.errors import DataError, RecordError
 from glu_lab.files.checkpoints import Checkpoints
 from glu_lab.models import Transformer
@@ -65,7 +65,7 @@ class TrainedRun:
             raise RecordError(_without_weights(run, self.experiment))
         data = self.experiment.data
         sentinels = data.num_sentinels if data.objective == "span_corruption" else 0
-        self.tokenizer = Tokenizer(pieces.read_bytes(), sentinels, name=str(pieces))
+        self.tokenizer = open_tokenizer(pieces.read_bytes(), sentinels, name=str(pieces))
         # The mesh that it was trained on may not be here; how it is run is free to change.
         self._execution = dataclasses.replace(self.experiment.execution, mesh=Execution().mesh)
         model, numerics = self.experiment.model, self.experiment.numerics

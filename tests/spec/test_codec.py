@@ -267,7 +267,7 @@ def _other(value):
 
 
 #: Fields that may differ between two sessions of one run.
-FREE = {("name",), ("data", "path"), ("data", "tokenizer")}
+FREE = {("name",), ("data", "path"), ("data", "tokenizer"), ("initial", "path")}
 
 
 def test_identity_holds_every_field_that_changes_a_result_and_no_other():
