@@ -41,6 +41,7 @@ COMMANDS = {
     "convert": "convert a checkpoint's FFNs to another storage layout, proven by known rows",
     "verify": "hold a checkpoint's tensors against its manifest and name every difference",
     "inspect": "say what a checkpoint's files prove, what they cannot, and which layouts remain",
+    "export": "write a run's whole model as a Hugging Face checkpoint, with tokenizer and manifest",
     "sample": "write text with a trained run: fill spans, or continue a beginning",
     "sweep": "train what is missing of a study, then write its table and figures",
     "table": "tabulate a study's results with paired differences to its baseline",

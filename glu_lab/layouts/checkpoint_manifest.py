@@ -91,6 +91,8 @@ def checkpoint_manifest(
     source: Mapping[str, Any],
     training: Any,
     revision: str | None,
+    model: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, tuple[str, str, str]] | None = None,
 ) -> dict[str, Any]:
     """The document.
 
@@ -108,6 +110,10 @@ def checkpoint_manifest(
         source: path, layout, files and hashes of what was converted.
         training: the training section of the source's manifest.
         revision: of the source tree; None where it is not known.
+        model: the Spec of the whole model and the family that its tensors lie as, where more than
+            the FFNs was written.
+        parameters: then, tensors of no FFN → (their name, the model's parameter, how stored axes
+            become its axes).
     """
     records = list(records)
     dtypes = sorted({record.dtype for record in records if record.name in named})
@@ -123,6 +129,7 @@ def checkpoint_manifest(
             "ffn": {k: v for k, v in encode(spec).items() if k not in _OF_TRAINING},
             "bias_policy": bias_policy(spec),
             "ffns": proof.total,
+            **({} if model is None else {"model": dict(model)}),
         },
         "checkpoint": {
             "format": "safetensors",
@@ -131,7 +138,11 @@ def checkpoint_manifest(
             "prefixes": [encode(p) for p in dict.fromkeys(n.prefix for n in named.values())],
             "config_attributes": dict(settings),
             "tensors": [
-                {**_tensor(record), **stored_as(layout, named.get(record.name), n)}
+                {
+                    **_tensor(record),
+                    **stored_as(layout, named.get(record.name), n),
+                    **_parameter((parameters or {}).get(record.name)),
+                }
                 for record in records
             ],
             "created_zeros": list(created),
@@ -188,6 +199,10 @@ def stored_as(layout: Layout, named: Named | None, n: int) -> dict[str, Any]:
         "branches": list(row.branches),
         "interleave": row.interleave,
     }
+
+
+def _parameter(row: tuple[str, str, str] | None) -> dict[str, Any]:
+    return {} if row is None else {"parameter": row[1], "pattern": row[2]}
 
 
 def _proof(proof: RowProof) -> dict[str, Any]:

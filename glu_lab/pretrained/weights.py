@@ -147,7 +147,7 @@ def read_params(family: Family, names: Collection[str], read: Read, model: Model
                 f"{family.name}: {path!r} came out as {flat[path].shape}, the model's is "
                 f"{parameter.shape}."
             )
-    return _nested(flat)
+    return nested(flat)
 
 
 def _read_ffns(
@@ -217,8 +217,8 @@ def write_tensors(family: Family, params: Mapping[str, Any], model: Model) -> di
         if _layers_of(row.path, model) is None:
             out[row.name] = _rearranged(array, back, sizes, row.path)
             continue
-        for layer, part in enumerate(array):
-            out[row.name.replace("{layer}", str(layer))] = _rearranged(part, back, sizes, row.path)
+        for name, part in zip(_numbered(row.name, len(array)), array, strict=True):
+            out[name] = _rearranged(part, back, sizes, row.path)
     layout = ffn_layout(family, model)
     for stack in _stacks(model):
         start = f"{stack}/layers/ffn/"
@@ -239,7 +239,24 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return found
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def origins(family: Family, model: Model) -> dict[str, Weight]:
+    """Tensor of a family outside of the FFNs → the row that it was written by."""
+    table = dict(leaves(parameters(model)))
+    out = {}
+    for row in family.weights:
+        if row.path in table:
+            layers = _layers_of(row.path, model)
+            names = [row.name] if layers is None else _numbered(row.name, layers)
+            out |= dict.fromkeys(names, row)
+    return out
+
+
+def _numbered(name: str, layers: int) -> list[str]:
+    return [name.replace("{layer}", str(layer)) for layer in range(layers)]
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree from canonical paths."""
     tree: dict[str, Any] = {}
     for path, value in flat.items():
         *folders, name = path.split("/")

@@ -131,7 +131,7 @@ class Training:
     """How long and how the weights are trained.
 
     Attributes:
-        steps: optimiser steps.
+        steps: optimiser steps; 0 evaluates and keeps the weights that it starts from.
         batch_size: examples of one global batch.
         microbatches: parts that a batch's gradient is accumulated over, weighted by tokens.
         z_loss: weight of log²Z per token; reported apart from the loss.

@@ -255,6 +255,8 @@ class _Session:
                         return self._finish("interrupted", number)
                     clock = time.perf_counter()
                 self._evaluate(number, state)
+                if not training.steps:
+                    self._save(number, state)
                 return self._complete(number)
             except _Diverged as stop:
                 return self._diverged(stop.step, state)

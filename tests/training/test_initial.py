@@ -67,6 +67,16 @@ def test_a_run_starts_from_the_weights_that_it_names(starting, given, dataset, t
         np.testing.assert_array_equal(got, want)
 
 
+def test_no_steps_keep_the_weights_as_a_checkpoint_of_a_run(starting, given, dataset, tmp_path):
+    none = dataclasses.replace(starting, training=dataclasses.replace(starting.training, steps=0))
+    summary = train(none, tmp_path, dataset=dataset)
+    assert summary["status"] == "complete"
+    assert summary["steps"] == 0
+    params = at_step(tmp_path, none, dataset, 0)["params"]
+    for got, want in zip(jax.tree.leaves(params), jax.tree.leaves(given[1]), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_it_resumes_without_them_and_ends_as_if_it_had_not_stopped(
     starting, given, dataset, tmp_path
 ):
