@@ -23,8 +23,9 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from glu_lab.errors import RecordError
+from glu_lab.files.state_hashes import changed, state_hashes
 
-_STATE, _LOOP = "state", "loop"
+_STATE, _LOOP, _HASHES = "state", "loop", "sha256"
 _METRIC = "log_perplexity"
 
 # Orbax tells every save at INFO through absl; the run's own record is enough.
@@ -130,6 +131,7 @@ class Checkpoints:
             RecordError: when it could not be written; the message names the last good step.
         """
         document = json.loads(json.dumps({_LOOP: dict(loop)}, allow_nan=False))
+        document[_HASHES] = state_hashes(state)
         last = self.latest()
         try:
             with _quiet():
@@ -190,7 +192,24 @@ class Checkpoints:
                 f"the checkpoint of step {step} in {self.directory} cannot be read: "
                 f"{_reason(error, self.directory / str(step))}.{self._instead_of(step)}"
             ) from error
+        # TensorStore reads whatever bytes are there. Checkpoints from before this record have none.
+        if damaged := changed(loaded[_STATE], document.get(_HASHES, {})):
+            raise RecordError(
+                f"the checkpoint of step {step} in {self.directory} is damaged: {damaged[0]}"
+                f"{f' and {len(damaged) - 1} more arrays' if damaged[1:] else ''} came back with "
+                f"other bytes than were saved.{self._instead_of(step)}"
+            )
         return step, loaded[_STATE], document[_LOOP]
+
+    def hashes(self, step: int) -> dict[str, str]:
+        """SHA-256 of a state's arrays by path, as recorded; empty where nothing was.
+
+        Raises:
+            RecordError: when it cannot be read.
+        """
+        document = self._ask(step, lambda orbax: orbax.metadata(step).custom_metadata)
+        recorded = document.get(_HASHES) if isinstance(document, Mapping) else None
+        return dict(recorded) if isinstance(recorded, Mapping) else {}
 
     def describe(self, step: int) -> Any:
         """Shapes and dtypes of a checkpoint's state, as the leaves of its tree.

@@ -20,7 +20,11 @@ _SKIPPED = ...
 
 
 class RunFile(TensorFile):
-    """One checkpoint of a run. Its metadata are ``step`` and ``steps``, all that there are."""
+    """One checkpoint of a run.
+
+    Its metadata are ``step``; ``steps``, all that there are; ``sha256``, what was recorded of the
+    parameters when they were saved.
+    """
 
     format = "glu_lab-run"
 
@@ -60,7 +64,11 @@ class RunFile(TensorFile):
         except BaseException:
             self._checkpoints.close()
             raise
-        super().__init__(path, infos, {"step": self._step, "steps": steps})
+        recorded = self._checkpoints.hashes(self._step)
+        own = {
+            k.removeprefix(f"{_PARAMS}/"): v for k, v in recorded.items() if k.startswith(_PARAMS)
+        }
+        super().__init__(path, infos, {"step": self._step, "steps": steps, "sha256": own})
 
     def read(self, name: str) -> np.ndarray:
         info = self.info(name)

@@ -266,7 +266,7 @@ def _packing(stock: Inventory, stated: Mapping[Key, Mapping[str, Any]]) -> Itera
 
 
 def _training_run(manifest: Mapping[str, Any], file: TensorFile) -> Verified:
-    """Names, shapes and types of a run's parameters; its manifest has no hashes."""
+    """Names, shapes and types of a run's parameters, and the hashes that its checkpoint records."""
     stated = section(section(manifest, "layout"), "parameters")
     dtype = section(manifest, "numerics").get("parameter_dtype")
     found = []
@@ -290,4 +290,8 @@ def _training_run(manifest: Mapping[str, Any], file: TensorFile) -> Verified:
             found.append(Difference("dtype", message))
     extra = [name for name in file if name not in stated]
     found += [Difference("name", f"{name!r} is there, not in the manifest.") for name in extra]
-    return Verified(tuple(found), len(file), 0, False)
+    recorded = {name: sha for name, sha in file.metadata.get("sha256", {}).items() if name in file}
+    for name, digest in recorded.items():
+        if tensor_sha256(file, name) != digest:
+            found.append(Difference("hash", f"{name!r} has other bytes than were saved."))
+    return Verified(tuple(found), len(file), len(recorded), False)

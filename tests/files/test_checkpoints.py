@@ -248,3 +248,33 @@ def test_a_write_that_the_system_refuses_is_told(tmp_path):
     step, loaded, _ = again.load(abstract(noise(0)))
     assert step == 1 and bits(loaded) == bits(noise(1))
     again.close()
+
+
+def test_bytes_that_changed_on_the_disk_are_noticed(checkpoints):
+    """Random values are stored as they are, so that the file below notices nothing."""
+    for step in (1, 2):
+        checkpoints.save(step, noise(step), LOOP)
+    (file,) = (checkpoints.directory / "2").glob("state/ocdbt.process_0/d/*")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+    with pytest.raises(
+        RecordError, match="params/w came back with other bytes than were"
+    ) as caught:
+        checkpoints.load(abstract(noise(0)))
+    assert "of step 1: ask for one of these" in str(caught.value)
+    assert bits(checkpoints.load(abstract(noise(0)), 1)[1]) == bits(noise(1))
+
+
+def test_every_array_has_its_hash_and_the_hash_is_of_its_bytes(checkpoints):
+    import hashlib
+
+    saved = state(5)
+    checkpoints.save(5, saved, LOOP)
+    recorded = checkpoints.hashes(5)
+    assert set(recorded) == {
+        "params/w", "optimizer/1/0", "optimizer/1/1", "step", "rng", "finite",
+    }  # fmt: skip
+    assert recorded["params/w"] == hashlib.sha256(np.asarray(saved["params"]["w"])).hexdigest()
+    words = np.asarray(jax.random.key_data(saved["rng"]))
+    assert recorded["rng"] == hashlib.sha256(words).hexdigest()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from glu_lab.spec.schema import manifest_schema
 from glu_lab.training.loop import train
 from glu_lab.training.trained import TrainedRun
 from tests.training.small import small_experiment, small_model, text_data, write_corpus
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -128,3 +131,16 @@ def test_the_command_tells_what_it_wrote(runs, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     assert main(["export", str(tmp_path / "empty"), str(tmp_path / "no"), "--to", "llama"]) == 2
     assert "is no run of `glu-lab train`" in capsys.readouterr().err
+
+
+def test_verify_holds_a_run_against_the_hashes_that_its_checkpoint_records(runs, tmp_path):
+    found = verify(runs["decoder"])
+    assert (found.differences, found.hashed) == ((), found.tensors)
+    run = tmp_path / "run"
+    shutil.copytree(runs["decoder"], run)
+    (step,) = (run / "checkpoints").glob("[0-9]*")
+    document = json.loads((step / "_CHECKPOINT_METADATA").read_text())
+    text = json.dumps(document)
+    digest = document["custom_metadata"]["sha256"]["params/embedding"]
+    (step / "_CHECKPOINT_METADATA").write_text(text.replace(digest, "0" * 64))
+    assert [d.what for d in verify(run).differences] == ["hash"]
