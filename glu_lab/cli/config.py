@@ -9,10 +9,10 @@ CONFIG_EPILOG = (
 )
 
 
-def add_config(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser, required: bool = True) -> None:
     """Declares ``--config`` and ``--mesh``; ``--config.key=value`` comes through ``args.rest``."""
     parser.add_argument(
-        "--config", required=True, metavar="FILE.py[:ARG]", help="config file and its argument"
+        "--config", required=required, metavar="FILE.py[:ARG]", help="config file and its argument"
     )
     parser.add_argument(
         "--mesh",

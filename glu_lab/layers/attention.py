@@ -5,6 +5,7 @@ heads of one group, K head width.
 """
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,24 @@ from glu_lab.layers.params import Parameter
 from glu_lab.layers.placement import UNPLACED, Placement
 from glu_lab.spec.model import Attention, Norm
 from glu_lab.spec.numerics import Numerics
+
+
+class KeyValues(NamedTuple):
+    """Keys and values as queries meet them: normalised, rotated, in ``compute_dtype``.
+
+    Leading axes may hold those of several layers.
+    """
+
+    keys: Float[Array, "*L B S G K"]
+    values: Float[Array, "*L B S G K"]
+
+    def written(self, new: "KeyValues", slot: Int[Array, ""]) -> "KeyValues":
+        """These, with `new` in the slots from `slot` on."""
+
+        def write(old: Array, rows: Array) -> Array:
+            return jax.lax.dynamic_update_slice_in_dim(old, rows, slot, axis=old.ndim - 3)
+
+        return KeyValues(write(self.keys, new.keys), write(self.values, new.values))
 
 
 def parameters(spec: Attention, d_model: int) -> dict[str, Parameter]:
@@ -60,40 +79,56 @@ def apply(
     x: Float[Array, "B Q D"],
     context: Float[Array, "B S D"],
     spec: Attention,
+    **how: Any,
+) -> Float[Array, "B Q D"]:
+    """Attention from x to context; arguments and result are those of `attend`."""
+    return attend(params, x, context, spec, **how)[0]
+
+
+def attend(
+    params: Mapping[str, Array],
+    x: Float[Array, "B Q D"],
+    context: Float[Array, "B S D"] | KeyValues,
+    spec: Attention,
     *,
     mask: Bool[Array, "B 1 Q S"],
     bias: Float[Array, "1 H Q S"] | None = None,
     rope: tuple[Int[Array, "B Q"], float] | None = None,
+    past: tuple[KeyValues, Int[Array, ""]] | None = None,
     norm_eps: float = 1e-6,
     numerics: Numerics = Numerics(),
     dropout_key: Key[Array, ""] | None = None,
     place: Placement = UNPLACED,
-) -> Float[Array, "B Q D"]:
-    """Attention from x to context.
+) -> tuple[Float[Array, "B Q D"], KeyValues | None]:
+    """Attention from x to context, and what later calls may attend to.
 
     Args:
         params: arrays named as in `parameters`.
         x: queries' rows.
-        context: keys' and values' rows; x itself for self-attention.
+        context: keys' and values' rows, x itself for self-attention; or the keys and values that
+            an earlier call made of them.
         spec: which function.
         mask: True where a query may see a key. A row with no key sees all keys evenly; its output
             must not be used.
         bias: added to the scores, after scaling.
         rope: positions of x (and context) and θ.
+        past: keys and values in S slots, and the slot of the first row of `context`: its own are
+            written there, and queries look at all slots. None looks at the rows of `context` alone.
         norm_eps: of QK-norm.
         numerics: scores and softmax use ``accumulation_dtype``.
         dropout_key: drops attention weights.
         place: how arrays lie on the mesh; parameters come as `Placement.use` gives them.
 
     Returns:
-        (B, Q, D) in ``compute_dtype``.
+        (B, Q, D) in ``compute_dtype``; and the keys and values of the rows of `context`, None
+        where they were given.
     """
     compute = resolve(numerics.compute_dtype)
     accumulate = resolve(numerics.accumulation_dtype)
     B, Q, _ = x.shape
     H, G, K = spec.num_heads, spec.num_kv_heads, spec.head_dim
 
-    def project(rows: Array, *names: str) -> list[Array]:
+    def project(rows: Array, *names: str) -> dict[str, Array]:
         """Heads (B, S, heads, K) of some projections, by one product of their joined weights.
 
         Where heads are split over devices, backward then sums the gradient of `rows` once, and not
@@ -119,25 +154,34 @@ def apply(
         parts = jnp.split(joined.astype(compute), np.cumsum(sizes)[:-1], axis=3)
         shape = (*rows.shape[:2], -1, K)
         layout = place.spec("batch", None, "kv", None)
-        return [jnp.reshape(part, shape, out_sharding=layout) for part in parts]
+        heads = [jnp.reshape(part, shape, out_sharding=layout) for part in parts]
+        return dict(zip(names, heads, strict=True))
 
-    if context is x:
-        q, k, v = project(x, "q", "k", "v")
+    if isinstance(context, KeyValues):
+        heads = project(x, "q")
+    elif context is x:
+        heads = project(x, "q", "k", "v")
     else:
-        (q,), (k, v) = project(x, "q"), project(context, "k", "v")
+        heads = project(x, "q") | project(context, "k", "v")
+    compared = [name for name in ("q", "k") if name in heads]
     if spec.qk_norm:
         qk = Norm(eps=norm_eps)
-        q = norm.apply({"scale": params["q_norm"]}, q, qk)
-        k = norm.apply({"scale": params["k_norm"]}, k, qk)
+        for name in compared:
+            heads[name] = norm.apply({"scale": params[f"{name}_norm"]}, heads[name], qk)
     if rope is not None:
-        where, theta = rope
-        q, k = positions.rope(q, where, theta), positions.rope(k, where, theta)
+        for name in compared:
+            heads[name] = positions.rope(heads[name], *rope)
+    if isinstance(context, KeyValues):
+        new, seen = None, context
+    else:
+        new = KeyValues(heads["k"], heads["v"])
+        seen = new if past is None else past[0].written(new, past[1])
     # A group of query heads goes with its key head: what splits one splits the other.
     grouped = place.spec("batch", None, "kv", None, None)
     scores = jnp.einsum(
         "bqgrk,bsgk->bgrqs",
-        jnp.reshape(q, (B, Q, G, H // G, K), out_sharding=grouped),
-        k,
+        jnp.reshape(heads["q"], (B, Q, G, H // G, K), out_sharding=grouped),
+        seen.keys,
         preferred_element_type=accumulate,
     )
     if spec.scale_scores:
@@ -150,16 +194,16 @@ def apply(
     weights = jax.nn.softmax(scores, axis=-1).astype(compute)
     layout = place.spec("batch", "kv", None, None, None)
     weights = dropout(weights, spec.dropout, dropout_key, layout)
-    heads = jnp.einsum("bgrqs,bsgk->bqgrk", weights, v, preferred_element_type=accumulate).astype(
-        compute
-    )
+    mixed = jnp.einsum(
+        "bgrqs,bsgk->bqgrk", weights, seen.values, preferred_element_type=accumulate
+    ).astype(compute)
     y = jnp.einsum(
         "bqhk,hkd->bqd",
-        jnp.reshape(heads, (B, Q, H, K), out_sharding=place.spec("batch", None, "heads", None)),
+        jnp.reshape(mixed, (B, Q, H, K), out_sharding=place.spec("batch", None, "heads", None)),
         params["o"].astype(compute),
         preferred_element_type=accumulate,
         out_sharding=place.rows(x, None),
     )
     if spec.output_bias:
         y = y + params["o_bias"].astype(accumulate)[None, None]
-    return y.astype(compute)
+    return y.astype(compute), new

@@ -5,6 +5,7 @@ Dimension letters: B batch, S sequence, Q queries, H heads, K head width, D d_mo
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -97,7 +98,24 @@ def relative_bias(
     place: Placement = UNPLACED,
 ) -> Float[Array, "1 H Q S"]:
     """The learned bias that a stack adds to its self-attention scores."""
-    buckets = relative_buckets(queries, keys, spec, bidirectional)
+    return _bias(params, relative_buckets(queries, keys, spec, bidirectional), place)
+
+
+def relative_bias_at(
+    params: Mapping[str, Array],
+    query: Int[Array, ""],
+    keys: int,
+    spec: Positions,
+    place: Placement = UNPLACED,
+) -> Float[Array, "1 H 1 S"]:
+    """The row of the causal `relative_bias` that belongs to one query."""
+    # Bucket of each distance; keys after the query are masked and get any.
+    buckets = jnp.asarray(relative_buckets(keys, 1, spec, bidirectional=False)[:, 0], jnp.int32)
+    distance = jnp.maximum(query - jnp.arange(keys, dtype=query.dtype), 0)
+    return _bias(params, buckets[distance][None], place)
+
+
+def _bias(params: Mapping[str, Array], buckets: Any, place: Placement) -> Float[Array, "1 H Q S"]:
     layout = place.spec(None, None, "heads")
     bias = jnp.asarray(params["bias"]).at[buckets].get(out_sharding=layout)
     return jnp.moveaxis(bias, -1, 0)[None]

@@ -3,9 +3,15 @@
 import re
 import shutil
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from glu_lab.errors import DataError
+from glu_lab.models import Transformer
+from glu_lab.models.sampling import Sampling
+from glu_lab.models.uncached import generate
 from glu_lab.training.trained import TrainedRun
 from tests.cli.conftest import call
 
@@ -25,6 +31,67 @@ def test_json_names_step_prompt_and_samples(trained_decoder):
     assert result.json["step"] == 13 and result.json["prompt"] == "ba"
     assert len(result.json["samples"]) == 3
     assert all(text.startswith("ba") for text in result.json["samples"])
+
+
+def test_json_counts_the_tokens_of_prompt_and_samples(trained_decoder):
+    folder, _ = trained_decoder
+    tokenizer = TrainedRun(folder).tokenizer
+    result = call("sample", folder, "--text", "ba de", "--samples", 2, "--tokens", 5, "--json")
+    # The end-of-sequence before the text is read, too.
+    assert result.json["prompt_tokens"] == 1 + len(tokenizer.encode("ba de"))
+    assert len(result.json["new_tokens"]) == 2
+    assert all(1 <= count <= 5 for count in result.json["new_tokens"])
+    assert not [name for name in result.json if name.endswith("per_second")]
+
+
+def test_timing_measures_reading_and_writing(trained_decoder):
+    folder, _ = trained_decoder
+    ask = ["sample", folder, "--text", "ba de", "--tokens", 6]
+    timed = call(*ask, "--json", "--timing").json
+    assert timed["prefill_tokens_per_second"] > 0 and timed["decode_tokens_per_second"] > 0
+    plain = call(*ask, "--json").json
+    assert {name: timed[name] for name in plain} == plain
+    shown = call(*ask, "--timing").out
+    assert re.search(r"^prefill [\d,]+ tokens/s, decode [\d,]+ tokens/s$", shown, re.MULTILINE)
+    assert "tokens/s" not in call(*ask).out
+
+
+def test_top_k_of_one_and_a_tiny_top_p_are_the_likeliest_tokens(trained_decoder):
+    folder, _ = trained_decoder
+    draw = ["sample", folder, "--text", "ba", "--tokens", 12, "--json"]
+    greedy = call(*draw, "--temperature", 0).json["samples"]
+    hot = [*draw, "--temperature", 5]
+    assert call(*hot).json["samples"] != greedy
+    assert call(*hot, "--top_k", 1).json["samples"] == greedy
+    assert call(*hot, "--top_p", 1e-6).json["samples"] == greedy
+
+
+def test_texts_of_a_seed_are_those_of_the_whole_model_at_every_token(trained_decoder):
+    run = TrainedRun(trained_decoder[0])
+    prompt = [run.tokenizer.eos_id, *run.tokenizer.encode("document 3: ba")]
+    transformer = Transformer(run.experiment.model, run.experiment.numerics)
+
+    def logits(params, filled):
+        where = jnp.broadcast_to(jnp.arange(filled.shape[1], dtype=jnp.int32), filled.shape)
+        batch = {"tokens": filled, "segments": jnp.ones_like(filled), "positions": where}
+        return transformer.apply({"params": params}, batch)
+
+    buffer = np.zeros((3, len(prompt) + 20), np.int32)
+    buffer[:, : len(prompt)] = prompt
+    filled = generate(
+        logits,
+        run.params,
+        jnp.asarray(buffer),
+        jnp.int32(len(prompt)),
+        jax.random.key(7),
+        Sampling(temperature=0.8).arrays(),
+        stop=run.tokenizer.eos_id,
+        limit=run.tokenizer.size,
+    )
+    rows = np.asarray(filled)[:, len(prompt) :]
+    want = ["document 3: ba" + run.tokenizer.decode(row) for row in rows]
+    assert run.sample("document 3: ba", samples=3, tokens=20, seed=7) == want
+    assert len(set(want)) == 3
 
 
 def test_seeds_repeat_and_temperature_0_is_the_same_each_time(trained_decoder):
@@ -62,9 +129,7 @@ def test_words_go_to_the_span_of_their_sentinel(trained_pair):
     end = tokenizer.eos_id
     row = [tokenizer.sentinel(2), *two, tokenizer.sentinel(0), *one, end, *two]
     text = "a <extra_id_0> b <extra_id_1> c <extra_id_2>."
-    import numpy as np
-
-    assert run._fill(text, np.array(row)) == "a [first words] b [] c [others]."
+    assert run._fill(text, row) == "a [first words] b [] c [others]."
 
 
 @pytest.mark.parametrize(
@@ -79,6 +144,9 @@ def test_words_go_to_the_span_of_their_sentinel(trained_pair):
         (["--text", "<extra_id_0>", "--samples", "0"], "must be ≥ 1"),
         (["--text", "<extra_id_0>", "--temperature", "-1"], "temperature must be ≥ 0"),
         (["--text", "<extra_id_0>", "--temperature", "nan"], "temperature must be ≥ 0"),
+        (["--text", "<extra_id_0>", "--top_k", "0"], "top_k must be a whole number ≥ 1, got 0"),
+        (["--text", "<extra_id_0>", "--top_p", "0"], "top_p must be over 0 and at most 1"),
+        (["--text", "<extra_id_0>", "--top_p", "1.01"], "top_p must be over 0 and at most 1"),
     ],
 )
 def test_a_bad_request_is_told(arguments, said, trained_pair):

@@ -1,4 +1,7 @@
-"""Continuing a sequence: what is drawn, what is never drawn, and where it ends."""
+"""Continuing a sequence without a cache: what is drawn, what is never drawn, where it ends.
+
+With a cache the tokens are the same ones: `test_generate_cached.py`.
+"""
 
 import functools
 
@@ -8,7 +11,8 @@ import numpy as np
 import pytest
 
 from glu_lab.models import Transformer, init_params
-from glu_lab.models.generate import generate
+from glu_lab.models.sampling import Sampling
+from glu_lab.models.uncached import generate
 from tests.models import small
 
 STOP = 1
@@ -47,7 +51,7 @@ def run(kind, prompts, length, *, temperature=0.0, seed=0, stop=STOP, limit=smal
         jnp.asarray(buffer),
         jnp.int32(prompts.shape[1]),
         jax.random.key(seed),
-        jnp.float32(temperature),
+        Sampling(temperature=temperature).arrays(),
         stop=stop,
         limit=limit,
     )

@@ -78,6 +78,23 @@ def test_smollm2_s_tokens_logits_and_losses_are_those_of_transformers(smollm2, o
     assert np.abs(losses(got) - losses(want)).max() <= 1e-4
 
 
+@needs(SMOLLM2)
+def test_smollm2_s_greedy_text_is_that_of_transformers(smollm2, ours):
+    """Both with a cache of keys and values, over two prompts of different lengths."""
+    from glu_lab.models.generate import Generator
+
+    reference, tokenizer = smollm2
+    experiment, params = ours
+    prompts = [tokenizer.encode(text) for text in (TEXT, "The capital of France is")]
+    got = Generator(Transformer(experiment.model)).generate(params, prompts, tokens=24, stop=2)
+    for prompt, row in zip(prompts, got, strict=True):
+        with torch.no_grad():
+            want = reference.generate(
+                torch.tensor([prompt]), max_new_tokens=24, do_sample=False, eos_token_id=2
+            )
+        assert row == want[0, len(prompt) :].tolist()
+
+
 @needs(MINILM)
 @pytest.mark.parametrize("layer", range(6))
 def test_minilm_s_mlp_is_the_one_of_transformers_with_the_exact_gelu(layer):
