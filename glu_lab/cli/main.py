@@ -32,8 +32,13 @@ COMMANDS = {
     "weights start",
     "data": "prepare a config's corpus and show its counts and first example",
     "train": "train one run, or resume it",
-    "evaluate": "recompute a run's validation numbers from a checkpoint",
+    "evaluate": "compute the validation numbers of a run's checkpoint, or of a config's published "
+    "weights",
     "benchmark": "time a config's training step, loop and input pipeline on this machine",
+    "initialization": "measure how a config's FFNs start, or stand at a checkpoint, beside what "
+    "theory predicts",
+    "continuity": "stop a config's run in the middle and show that it goes on as if it had not "
+    "been stopped",
     "collectives": "list what a config's devices would send each other, beside the least that its "
     "FFNs need",
     "plan": "bytes, operations and traffic of a training step on each device of a mesh one lacks",
@@ -42,6 +47,8 @@ COMMANDS = {
     "verify": "hold a checkpoint's tensors against its manifest and name every difference",
     "inspect": "say what a checkpoint's files prove, what they cannot, and which layouts remain",
     "export": "write a run's whole model as a Hugging Face checkpoint, with tokenizer and manifest",
+    "failure-lab": "plant known faults of Transformer MLPs and show that the checks find every one",
+    "conformance": "hold every variant, execution and storage layout against the float64 oracle",
     "sample": "write text with a trained run: fill spans, or continue a beginning",
     "sweep": "train what is missing of a study, then write its table and figures",
     "table": "tabulate a study's results with paired differences to its baseline",
@@ -118,7 +125,7 @@ def _dispatch(argv: list[str]) -> int:
     name, arguments = argv[0], argv[1:]
     if name not in COMMANDS:
         raise UnknownNameError("subcommand", name, COMMANDS, "See glu-lab --help.")
-    module = importlib.import_module(f"glu_lab.cli.{name}")
+    module = importlib.import_module(f"glu_lab.cli.{name.replace('-', '_')}")
     try:
         args = parse(name, module, arguments)
     except SystemExit as stop:  # --help of a subcommand

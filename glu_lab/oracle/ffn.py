@@ -240,23 +240,39 @@ def jacobian(params: Params, x: Any, spec: FFN) -> Inexact[np.ndarray, "... D D"
     return spec.output_scale * (np.asarray(paths) @ params["wo"])
 
 
-def spread(params: Params, x: Any, spec: FFN) -> Inexact[np.ndarray, "... D"]:
+def spread(
+    params: Params, x: Any, spec: FFN, *, keep: Any = None, floor: float = 0.0
+) -> Inexact[np.ndarray, "... D"]:
     """The scale of rounding errors in Y: where it is large, terms cancel or are amplified.
 
     The standard deviation that Y would have if every term of every sum, and every intermediate,
     had an independent relative error of standard deviation 1, to first order. An error of
     arithmetic is this times the unit roundoff times a growth, see `glu_lab.oracle.tolerances`.
+
+    Args:
+        params, x, spec, keep: as in `forward`.
+        floor: intermediates below this size have the error of one of this size; a row of
+            `glu_lab.oracle.tolerances.FLOOR` where a number format underflows.
     """
-    params, x = _read(params, x, spec)
+    params, x = _read(params, x, spec, keep)
     results = _affine(params, x, spec)
     factors = _factors(params, results, spec)
-    H = _hidden(params, factors, spec)
-    variance = H**2
-    for i, (z, factor, branch) in enumerate(zip(results, factors, spec.branches, strict=True)):
-        bias = params[f"bi_{i}"] if branch.bias else 0.0
-        terms = (x**2) @ params["wi"][:, i, :] ** 2 + bias**2 + z**2
-        variance = variance + terms * (factor.by_affine * _others(factors, i)) ** 2
-    summed = variance @ params["wo"] ** 2
+    # Where x is infinite, what a saturated φ lets through of it is nothing.
+    with np.errstate(all="ignore"):
+        H = _hidden(params, factors, spec)
+        variance = H**2 + floor**2
+        if spec.product_bias:
+            variance = variance + params["bp"] ** 2 + (H - params["bp"]) ** 2
+        for i, (z, factor, branch) in enumerate(zip(results, factors, spec.branches, strict=True)):
+            bias = params[f"bi_{i}"] if branch.bias else 0.0
+            terms = (x**2) @ params["wi"][:, i, :] ** 2 + bias**2 + z**2 + floor**2
+            own = (factor.value - branch.offset) ** 2 if branch.offset else 0.0
+            moved = np.where(factor.by_affine == 0, 0.0, terms * factor.by_affine**2)
+            others = _others(factors, i) ** 2
+            variance = variance + np.where(others == 0, 0.0, (moved + own + floor**2) * others)
+        if keep is not None:
+            variance = np.where(keep, variance / (1 - spec.hidden_dropout) ** 2, 0.0)
+        summed = variance @ params["wo"] ** 2 + floor**2
     if spec.output_bias:
         summed = summed + params["bo"] ** 2
     return abs(spec.output_scale) * np.sqrt(summed)

@@ -9,6 +9,10 @@ random sign carry √(n/6)·u times the root of their sum of squares; terms of o
 that sums in blocks stays below. Every bound is five standard deviations: one element in 10⁶ or
 fewer lies outside, and none of the seeded tests.
 
+A gradient has the same two sources, with sums of its own: the upstream gradient through W_o over D,
+then back through W_i over N·F (of the rows) or over the T rows (of a weight). The same terms hold,
+with the longest sum for n and the gradient's own spread, `glu_lab.oracle.rounding`.
+
 The oracle is fed the rounded inputs, so that reading the inputs costs nothing.
 """
 
@@ -26,6 +30,25 @@ UNIT_ROUNDOFF: Mapping[str, float] = {
     "float32": 2.0**-24,  # 23 bits
     "bfloat16": 2.0**-8,  # 7 bits
     "float16": 2.0**-11,  # 10 bits
+}
+
+#: Dtype → the size of an intermediate below which its error is no longer u times itself but u times
+#: this. float16 has gradual underflow everywhere: its smallest normal number, 2^−14. The others are
+#: flushed to zero below theirs, so that all of a number of that size may be lost. float64's is that
+#: of the spread itself, whose squares the oracle adds in float64.
+FLOOR: Mapping[str, float] = {
+    "float64": 2.0**-500,
+    "float32": 2.0**-126 * 2.0**24,
+    "bfloat16": 2.0**-126 * 2.0**8,
+    "float16": 2.0**-14,
+}
+
+#: Dtype → its largest number.
+LARGEST: Mapping[str, float] = {
+    "float64": (2.0 - 2.0**-52) * 2.0**1023,
+    "float32": (2.0 - 2.0**-23) * 2.0**127,
+    "bfloat16": (2.0 - 2.0**-7) * 2.0**127,
+    "float16": (2.0 - 2.0**-10) * 2.0**15,
 }
 
 
@@ -75,7 +98,8 @@ class Tolerance(NamedTuple):
 
     Attributes:
         rtol: share of the reference value.
-        atol: share of the spread of rounding errors, `glu_lab.oracle.ffn.spread`.
+        atol: share of the spread of rounding errors, `glu_lab.oracle.ffn.spread` of an output,
+            `glu_lab.oracle.rounding.spread_backward` of gradients.
         reason: the table's terms with their numbers.
     """
 
@@ -85,12 +109,13 @@ class Tolerance(NamedTuple):
 
 
 def tolerance(dtype: str, accumulate: str, contraction: int) -> Tolerance:
-    """The tolerance of an FFN's output against the oracle.
+    """The tolerance of an FFN's output, or of a gradient, against the oracle.
 
     Args:
         dtype: of operands and intermediates, `Numerics.compute_dtype`.
         accumulate: of the sums inside of matrix products.
-        contraction: n, the longest sum: the larger of d_model and d_ff.
+        contraction: n, the longest sum: of an output the larger of d_model and d_ff, of a gradient
+            as `glu_lab.oracle.rounding.longest_sum` gives it.
 
     Raises:
         UnknownNameError: for a dtype that has no row.
@@ -125,6 +150,35 @@ def tolerance(dtype: str, accumulate: str, contraction: int) -> Tolerance:
         for size, term in zip(sizes, TERMS, strict=True)
     ]
     return Tolerance(rtol, atol, f"n = {contraction}; " + "; ".join(lines))
+
+
+class Precision(NamedTuple):
+    """How far rounding may move a pre-activation, and how small it may be.
+
+    Attributes:
+        unit: of an intermediate, as a share of itself: two roundings to the dtype.
+        sums: of a sum, as a share of the root of its terms' sum of squares.
+        floor: the dtype's row of `FLOOR`.
+        atol: of the tolerance that the spread is used with.
+    """
+
+    unit: float
+    sums: float
+    floor: float
+    atol: float
+
+
+def precision(dtype: str, accumulate: str, contraction: int) -> Precision:
+    """What `tolerance` says of one pre-activation; arguments and errors are the same.
+
+    Two sides of a kink are both right where rounding decides which of them an argument is on, and
+    only there: a pre-activation's rounding to its dtype moves it by a share of itself, and so never
+    across zero, while the roundings inside of its sum may.
+    """
+    bound = tolerance(dtype, accumulate, contraction)
+    grown = [t for t in TERMS if t.atol and t.power]
+    sums = sum(t.multiplier * contraction**t.power * UNIT_ROUNDOFF[accumulate] for t in grown)
+    return Precision(2 * UNIT_ROUNDOFF[dtype], sums, FLOOR[dtype], bound.atol)
 
 
 def share(got: Any, want: Any, spread: Any, bound: Tolerance) -> float:

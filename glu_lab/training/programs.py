@@ -78,7 +78,7 @@ def dropout_key(rng: Array, step: Array | int, microbatch: Array | int = 0) -> A
     return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(rng, 1), step), microbatch)
 
 
-def _rms_by_path(tree: Any) -> dict[str, Array]:
+def rms_by_path(tree: Any) -> dict[str, Array]:
     """Root mean square of every array; one number a layer for stacked ones."""
     out = {}
     for path, x in optimizers.flatten(tree).items():
@@ -143,10 +143,11 @@ class Programs:
         logits: Any = self._transformer.apply({"params": params}, batch, dropout_key=dropout_key)
         return cross_entropy(logits, batch["targets"], batch["weights"], self._place)
 
-    def _gradients(self, state: Any, batch: Batch) -> tuple[dict[str, Array], Any]:
+    def loss_gradients(self, state: Any, batch: Batch) -> tuple[dict[str, Array], Any]:
         """Summed losses and the gradient of the mean loss per counted token.
 
-        Micro-batches are weighted by their tokens: the denominator is the whole batch's.
+        Micro-batches are weighted by their tokens: the denominator is the whole batch's. To be
+        traced under the mesh.
         """
         key = self.key
         accumulate = resolve(key.numerics.gradient_accumulation_dtype)
@@ -187,7 +188,7 @@ class Programs:
         return jax.tree.map(lambda s: s.sum(axis=0), sums), grads
 
     def _train(self, state: Any, batch: Batch, learning_rate: Array) -> tuple[Any, Any]:
-        sums, grads = self._gradients(state, batch)
+        sums, grads = self.loss_gradients(state, batch)
         norm = optax.tree.norm(grads)
         limit = self.key.optimizer.clip_norm
         if limit:
@@ -224,9 +225,9 @@ class Programs:
             "gradient_norm": norm,
             "finite": finite,
             "rms": {
-                "parameter": _rms_by_path(kept["params"]),
-                "gradient": _rms_by_path(grads),
-                "update": _rms_by_path(update),
+                "parameter": rms_by_path(kept["params"]),
+                "gradient": rms_by_path(grads),
+                "update": rms_by_path(update),
             },
         }
         return kept, metrics
@@ -275,7 +276,7 @@ class Programs:
             "evaluate": (lambda p, b: self._sums(p, b, None), (state["params"], evaluate), ()),
             "observe": (self._observe, (state["params"], train, key), ()),
             "gradients": (
-                lambda s, b: _rms_by_path(self._gradients(s, b)[1]),
+                lambda s, b: rms_by_path(self.loss_gradients(s, b)[1]),
                 (state, train),
                 (),
             ),

@@ -31,6 +31,14 @@ def test_validation_is_within_one_document_of_the_fraction(pairs, fraction):
     assert abs(sum(split.sizes[split.validation]) - fraction * sum(sizes)) <= max(sizes)
 
 
+@pytest.mark.parametrize(("fraction", "bytes_held"), [(0.24, 20), (0.26, 30), (0.34, 30)])
+def test_the_nearest_number_of_documents_is_held_out(fraction, bytes_held):
+    """Ten documents of ten bytes: 24 bytes are nearer to two of them than to three."""
+    documents = [Document(f"document {n}", 0) for n in range(10)]
+    split = split_documents(documents, fraction)
+    assert split.sizes[split.validation].sum() == bytes_held
+
+
 @given(DOCUMENTS, DOCUMENTS, st.randoms())
 def test_order_of_documents_does_not_matter(pairs, more, draw):
     # Two draws: the same text may stand in two periods.

@@ -109,6 +109,20 @@ def test_norms_are_torchs_and_keep_the_dtype(kind, dtype):
     np.testing.assert_allclose(np.asarray(got, np.float64), want.numpy(), rtol=rtol, atol=atol)
 
 
+@pytest.mark.parametrize("kind", ["rmsnorm", "layernorm"])
+def test_the_epsilon_of_a_norm_is_the_stated_one(kind):
+    """It decides rows whose mean square is about as small, and keeps rows of zeros at zero."""
+    x = np.random.default_rng(0).normal(size=(3, 64)) * [[1e-3], [1e-1], [0.0]]
+    wide = x - x.mean(axis=-1, keepdims=True) if kind == "layernorm" else x
+    want = wide / np.sqrt((wide**2).mean(axis=-1, keepdims=True) + 1e-5)
+    assert 0.2 < np.sqrt((want[0] ** 2).mean()) < 0.5
+    got = norm.apply(
+        {"scale": jnp.ones(64)}, jnp.asarray(x, jnp.float32), Norm(kind=kind, eps=1e-5)
+    )
+    # float32: some ulp of 64 terms.
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
 def test_rope_in_bfloat16_keeps_its_angles_in_float32():
     """Position 1001 in bfloat16 would be 1000: the angle of channel 0 would be off by a radian."""
     x = jnp.ones((1, 1, 2, 8), jnp.bfloat16)

@@ -172,6 +172,15 @@ def test_what_is_not_finite_passes_only_where_both_are_the_same():
     assert share(np.array([2.0]), np.array([1.0]), np.full(1, np.nan), bound) == np.inf
 
 
+def test_too_small_is_as_wrong_as_too_large():
+    bound = tolerance("float32", "float32", 8)
+    one = np.ones(1)
+    assert share(one - 1e-3, one, one, bound) == pytest.approx(
+        share(one + 1e-3, one, one, bound), rel=1e-9
+    )
+    assert share(one - 1e-3, one, one, bound) > 100
+
+
 def test_where_nothing_can_round_nothing_may_differ():
     bound = tolerance("float32", "float32", 8)
     zero = np.zeros(1)

@@ -89,6 +89,12 @@ def test_saturated_units_pass_no_gradient():
         assert got[1] == 0  # A linear branch never saturates.
 
 
+def test_a_falling_slope_is_not_saturated():
+    slopes = np.full(SHAPES["branches"], -0.5, np.float32)
+    slopes[..., 1, :3] = -1e-4
+    assert observed("slopes", slopes)["saturated"].tolist() == [0.0, 0.25]
+
+
 def test_non_finite_values_are_counted_per_branch():
     x = values("pre_activation")
     x[0, 0, 1, 3], x[1, 2, 1, 0] = np.nan, np.inf
