@@ -46,7 +46,13 @@ EXTRAS = {
     "tpu": [f"jax[tpu]{JAX_RANGE}"],
     "pretrained": ["tokenizers>=0.21,<0.24"],
     "tensorboard": ["tensorboardX>=2.6,<3"],
-    "reference": ["torch>=2.7,<3", "transformers>=4.56,<6", "gguf>=0.17,<1", "accelerate>=1.10,<2"],
+    "reference": [
+        "torch>=2.7,<3",
+        "transformers>=4.56,<6",
+        "gguf>=0.17,<1",
+        "accelerate>=1.10,<2",
+        "x-transformers>=2.3,<3",
+    ],
     "notebooks": [
         "jupyterlab>=4.3,<5",
         "nbclient>=0.10,<1",
