@@ -160,7 +160,7 @@ def test_every_subcommand_is_listed_with_its_own_help():
     for info in pkgutil.iter_modules(glu_lab.cli.__path__):
         module = importlib.import_module(f"glu_lab.cli.{info.name}")
         if hasattr(module, "HELP"):
-            found[info.name] = module.HELP
+            found[info.name.replace("_", "-")] = module.HELP
             assert module.EPILOG.startswith("examples:"), info.name
             assert callable(module.add_arguments)
             assert callable(module.run)
