@@ -28,9 +28,6 @@ run. docs/conformance.md explains the rest.
 
 EXIT_PROBLEMS = 1
 
-#: Devices that the built-in executions need.
-_VIRTUAL = 4
-
 _WORST = 10
 _ERRORS = ("share", "absolute", "relative", "ulps")
 
@@ -69,40 +66,54 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one page")
     parser.add_argument(
+        "--markdown",
+        type=Path,
+        metavar="FILE",
+        help="write its numbers and worst cells as Markdown",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one JSON object instead of tables"
     )
 
 
 def run(args: argparse.Namespace) -> int:
     """Runs the cells and prints what they are; 1 when not all of them passed."""
+    from glu_lab.conformance import executions, matrix, report
     from glu_lab.layouts import read_layouts
     from glu_lab.sharding.targets import use_virtual_devices
-
-    if not args.here:
-        use_virtual_devices(_VIRTUAL)
-    from glu_lab.conformance import executions, matrix, report
 
     layouts = {} if args.rows is None else read_layouts(args.rows)
     if args.register:
         # As `python -m` finds modules: a user's file stands where the command is given.
         sys.path.insert(0, os.getcwd())
     own = [executions.load(text) for text in args.register]
-    axes = matrix.narrow(matrix.make_axes(args.variant, own, layouts), args.only)
+    every = matrix.make_axes(args.variant, own, layouts)
+    axes = matrix.narrow(every, args.only)
     planned = matrix.plan(axes, args.tier)
+    if not args.here:
+        use_virtual_devices(max(way.devices for way in every.executions.values()))
     started = time.perf_counter()
     done = _walk(axes, planned)
     seconds = time.perf_counter() - started
     found = report.document(done, planned, report.identity(axes, args.tier, args.only))
-    if args.html is not None:
-        from glu_lab.conformance.page import page
-        from glu_lab.files.atomic import write_text
-
-        write_text(args.html, page(found))
+    _write(args, found)
     if args.json:
         print(json.dumps(found, ensure_ascii=False, separators=(",", ":")))
     else:
         _print(found, args.tier, seconds)
     return 0 if report.is_complete(found) else EXIT_PROBLEMS
+
+
+def _write(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """The files that were asked for."""
+    from glu_lab.conformance.page import markdown, page
+    from glu_lab.files.atomic import write_text
+
+    if args.html is not None:
+        write_text(args.html, page(found))
+    if args.markdown is not None:
+        only = f" --only {' '.join(args.only)}" if args.only else ""
+        write_text(args.markdown, markdown(found, f"glu-lab conformance --tier {args.tier}{only}"))
 
 
 def _walk(axes: Any, planned: Any) -> list:

@@ -24,24 +24,26 @@ def open_model(args: argparse.Namespace) -> "ReadyModel":
     Raises:
         SpecError: when they name none, or two.
     """
-    if (args.config is None) == (args.workdir is None):
+    workdir: Path | None = args.workdir
+    if (args.config is None) == (workdir is None):
         raise SpecError(
             "say whose weights: a run's folder, or --config=FILE.py of one that starts from "
             "published ones."
         )
-    if args.workdir is not None and (args.rest or args.mesh is not None):
+    if workdir is not None and (args.rest or args.mesh is not None):
         raise SpecError("a run's config is its own: --config.… and --mesh do not go with a folder.")
-    if args.step is not None and args.workdir is None:
+    if args.step is not None and workdir is None:
         raise SpecError("--step names a checkpoint of a run; a config's weights are of step 0.")
-    experiment = None if args.config is None else load_config(args)
+    experiment = load_config(args) if workdir is None else None
 
     from glu_lab.training.cache import enable_compilation_cache
 
     enable_compilation_cache()
-    if experiment is not None:
-        from glu_lab.training.initial import starting_point
+    if workdir is not None:
+        from glu_lab.training.trained import TrainedRun
 
-        return starting_point(experiment)
-    from glu_lab.training.trained import TrainedRun
+        return TrainedRun(workdir, args.step)
+    assert experiment is not None
+    from glu_lab.training.initial import starting_point
 
-    return TrainedRun(args.workdir, args.step)
+    return starting_point(experiment)

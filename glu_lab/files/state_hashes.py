@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from glu_lab.files.hashed_output import c_order
@@ -20,7 +21,7 @@ def state_hashes(state: Any) -> dict[str, str]:
     for keys, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             continue
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
         digest = hashlib.sha256()
         for piece in c_order(np.asarray(leaf)):
