@@ -30,9 +30,9 @@ TIERS: Mapping[str, str] = {
 #: The point of the full product Spec × Execution.
 _BASE = {"dtype": "float64", "shape": "many_rows", "probe": "normal", "mode": "training"}
 
-#: The Specs of the quick tier's expensive cells: dense and gated, biases, every term, learned
-#: scalars.
-_FEW = ("gelu_erf+bias", "swiglu", "gpt_oss+all", "xielu+all")
+#: The Specs of the quick tier's expensive cells: gated with biases, dense, and every term of the
+#: formula with learned scalars.
+_FEW = ("swiglu+bias", "gelu_erf", "xielu+all")
 
 #: Built-in executions that the quick tier runs on every Spec, and those of its pairs of values.
 _EVERY_SPEC = ("jit",)
@@ -206,13 +206,9 @@ def _stored(axes: Axes) -> list[Stored]:
 
 def _points(axes: Axes) -> tuple[list[Point], list[Point]]:
     """The points of the quick tier, and those of the full one with them."""
-    base = {
-        axis: value if value in axes.named()[axis] else axes.named()[axis][0]
-        for axis, value in _BASE.items()
-    }
 
     def product(specs: Iterable[str], executions: Iterable[str]) -> list[Point]:
-        return [Point(spec, way, **base) for way in executions for spec in specs]
+        return [Point(spec, way, **_base(axes, way)) for way in executions for spec in specs]
 
     own = [name for name in axes.specs if name not in SPECS]
     few = [name for name in _FEW if name in axes.specs] + own or list(axes.specs)[: len(_FEW)]
@@ -221,15 +217,24 @@ def _points(axes: Axes) -> tuple[list[Point], list[Point]]:
     quick = product(axes.specs, [n for n in ways if n in _EVERY_SPEC or n in own_ways])
     quick += product(few, ways)
     paired = [n for n in ways if n in _PAIRED or n in own_ways]
-    quick += _pairwise(axes, few, paired or ways, base)
+    quick += _pairwise(axes, few, paired or ways)
     full = quick + product(axes.specs, axes.executions)
-    full += _pairwise(axes, list(axes.specs), list(axes.executions), base)
+    full += _pairwise(axes, list(axes.specs), list(axes.executions))
     return list(dict.fromkeys(quick)), list(dict.fromkeys(full))
 
 
-def _pairwise(
-    axes: Axes, specs: Sequence[str], executions: Sequence[str], base: Mapping[str, str]
-) -> list[Point]:
+def _base(axes: Axes, way: str) -> dict[str, str]:
+    """The point of the full product, or the nearest that is chosen and that the execution runs."""
+    execution, named = axes.executions[way], axes.named()
+    runs = {"mode": execution.modes, "dtype": execution.dtypes or axes.dtypes}
+    base = {}
+    for axis, value in _BASE.items():
+        values = [v for v in named[axis] if v in runs.get(axis, named[axis])] or named[axis]
+        base[axis] = value if value in values else values[-1]
+    return base
+
+
+def _pairwise(axes: Axes, specs: Sequence[str], executions: Sequence[str]) -> list[Point]:
     named = {**axes.named(), "spec": tuple(specs), "execution": tuple(executions)}
     del named["layout"]
 
@@ -240,7 +245,8 @@ def _pairwise(
     points = [Point(**row) for row in found.rows]
     # What can never meet is a cell all the same, which says why.
     for pair in found.impossible:
-        points.append(Point(**{"spec": specs[0], "execution": executions[0], **base, **dict(pair)}))
+        row = {"spec": next(iter(axes.specs)), "execution": executions[0], **dict(pair)}
+        points.append(Point(**{**_base(axes, row["execution"]), **row}))
     return points
 
 

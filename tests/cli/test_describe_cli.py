@@ -45,7 +45,7 @@ def test_t5_base_is_counted_exactly(capsys, variant, d_ff):
 def test_a_decoder_has_one_stack(capsys):
     found = report(capsys, LM)
     assert found["total_params"] == 134_515_008
-    assert found["lengths"] == {"decoder": 2048}
+    assert found["lengths"] == {"decoder": 512}
     assert set(found["macs_per_token"]) == {"decoder"}
 
 

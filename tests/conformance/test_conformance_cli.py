@@ -88,7 +88,7 @@ def test_a_users_variant_execution_and_layout_are_held_against_the_oracle(own):
 def test_a_problem_ends_the_command_with_1_and_stands_first(own):
     done = command(
         "--only", "spec=swiglu", "no_bfloat16", *FEW, "--register", "my_ffn:no_bfloat16",
-        "--html", "page.html", folder=own,
+        "--html", "page.html", "--markdown", "page.md", folder=own,
     )  # fmt: skip
     assert done.returncode == 1 and not done.stderr.strip()
     worst = done.stdout[done.stdout.index("worst cells:") :].splitlines()
@@ -96,7 +96,8 @@ def test_a_problem_ends_the_command_with_1_and_stands_first(own):
     assert worst[1].endswith("NotImplementedError: no kernel")
     assert "passed: swiglu · no_bfloat16 · float32" in worst[2]
     assert "2 cells in" in done.stdout and "1 passed, 1 failed" in done.stdout
-    assert "NotImplementedError: no kernel" in (own / "page.html").read_text()
+    assert "NotImplementedError: no kernel" in (own / "page.html").read_text("utf-8")
+    assert "| no_bfloat16 | 2 | 1 | 1 | 0 |" in (own / "page.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,16 @@ def test_a_users_variant_execution_and_layout_join_by_being_given():
         assert {p.spec for p in kind(places, Stored) if p.layout == "my-layout"} == set(axes.specs)
 
 
+def test_what_runs_inference_alone_is_run_on_every_spec_in_that_mode():
+    own = Execution(name="mine", summary="mine", apply=mine, modes=("inference",), why="a kernel")
+    places = kind(plan(make_axes(executions=[own]), "full").places, Point)
+    at = {p.spec for p in places if p.execution == "mine" and p[2:5] == BASE[:3]}
+    assert at == set(SPECS)
+    modes = Counter(p.mode for p in places if p.execution == "mine")
+    # One cell says why for each mode that it does not have.
+    assert modes["training"] == modes["dropout"] == 1 and modes["inference"] > len(SPECS)
+
+
 def test_an_execution_registers_by_its_own_name_once(monkeypatch):
     monkeypatch.setattr("glu_lab.conformance.executions.EXECUTIONS", dict(EXECUTIONS))
     own = register(Execution(name="mine", summary="mine", apply=mine))

@@ -23,8 +23,8 @@ def spoil(monkeypatch, program, *path, index=...):
     """Makes every initial state of a program hold a NaN."""
     honest = program.init
 
-    def init(key):
-        state = honest(key)
+    def init(*arguments):
+        state = honest(*arguments)
         node = state["params"]
         for name in path[:-1]:
             node = node[name]
