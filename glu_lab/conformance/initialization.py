@@ -30,6 +30,7 @@ from glu_lab.conformance.propagation import (
 )
 from glu_lab.errors import DataError, RecordError
 from glu_lab.files.checkpoints import Checkpoints
+from glu_lab.layers.params import flatten
 from glu_lab.layers.placement import Placement
 from glu_lab.models import Transformer, parameters
 from glu_lab.models.transformer import INTERMEDIATES
@@ -37,7 +38,6 @@ from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Experiment
 from glu_lab.training import telemetry
 from glu_lab.training.initial import initial_params
-from glu_lab.training.optimizers import flatten
 from glu_lab.training.programs import (
     Batch,
     Programs,

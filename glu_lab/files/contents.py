@@ -59,8 +59,13 @@ def tensor_sha256(file: TensorFile, name: str) -> str:
 
     It is what the safetensors writer of this room returned for the tensor.
     """
+    return array_sha256(file.read(name))
+
+
+def array_sha256(array: np.ndarray) -> str:
+    """SHA-256 of an array's elements, little-endian in C order."""
     digest = hashlib.sha256()
-    for piece in c_order(file.read(name)):
+    for piece in c_order(array):
         digest.update(piece)
     return digest.hexdigest()
 

@@ -1,6 +1,5 @@
 """SHA-256 of every array of a training state: bytes that changed on the disk are noticed."""
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from glu_lab.files.hashed_output import c_order
+from glu_lab.files.contents import array_sha256
 
 
 def state_hashes(state: Any) -> dict[str, str]:
@@ -23,10 +22,8 @@ def state_hashes(state: Any) -> dict[str, str]:
             continue
         if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.random.key_data(leaf)
-        digest = hashlib.sha256()
-        for piece in c_order(np.asarray(leaf)):
-            digest.update(piece)
-        out[_path(keys)] = digest.hexdigest()
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        out[path] = array_sha256(np.asarray(leaf))
     return out
 
 
@@ -34,8 +31,3 @@ def changed(state: Any, recorded: Mapping[str, str]) -> list[str]:
     """Paths of the arrays that are not what was recorded; those without a record are left out."""
     found = state_hashes(state)
     return [path for path, digest in recorded.items() if found.get(path, digest) != digest]
-
-
-def _path(keys: Any) -> str:
-    names = (getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))) for key in keys)
-    return "/".join(map(str, names))

@@ -87,6 +87,27 @@ def map_table(function: Callable[[str, Parameter], Any], table: Table, prefix: s
     return tree
 
 
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A tree of dicts as one dict of canonical paths."""
+    flat: dict[str, Any] = {}
+    for name, entry in tree.items():
+        path = f"{prefix}/{name}" if prefix else name
+        flat.update(flatten(entry, path) if isinstance(entry, Mapping) else {path: entry})
+    return flat
+
+
+def unflatten(flat: Mapping[str, Any]) -> dict:
+    """The inverse of `flatten`."""
+    tree: dict = {}
+    for path, value in flat.items():
+        *folders, name = path.split("/")
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = value
+    return tree
+
+
 def count(table: Table) -> int:
     """Number of scalars in all arrays."""
     return sum(parameter.count for _, parameter in leaves(table))

@@ -24,11 +24,11 @@ def differences(ours: Model, theirs: Model) -> list[str]:
     """What makes them two functions, one line a field: ``norm.eps: 1e-06 → 1e-05``."""
     trees = [_function(encode(model)) for model in (ours, theirs)]
     for tree in trees:
-        unused(tree)
+        _drop_unused(tree)
     return difference(*trees)
 
 
-def unused(tree: dict[str, Any]) -> None:
+def _drop_unused(tree: dict[str, Any]) -> None:
     """Drops, in place, the fields of positions that its kind does not read."""
     positions = tree["positions"]
     kept = {

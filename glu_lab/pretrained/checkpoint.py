@@ -12,13 +12,13 @@ from glu_lab.errors import FileFormatError, LayoutError, SpecError
 from glu_lab.files.contents import file_sha256, non_finite
 from glu_lab.files.strict_json import parse_object
 from glu_lab.files.tensors import open_tensors
+from glu_lab.layouts.hints import some
 from glu_lab.pretrained import gguf, hugging_face
 from glu_lab.pretrained.agreement import differences
 from glu_lab.pretrained.families import Family, family_of
 from glu_lab.pretrained.weights import read_params
 from glu_lab.spec.identity import digest
 from glu_lab.spec.model import Model
-from glu_lab.spec.numerics import DTYPE_BYTES
 
 #: Files of a folder that are part of a model: its weights and what says how to read them.
 _WEIGHT_SUFFIXES = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")
@@ -55,7 +55,7 @@ class Pretrained:
         Raises:
             LayoutError: naming what is stored.
         """
-        if narrowed := [stored for stored in self.dtypes if not _holds(dtype, np.dtype(stored))]:
+        if narrowed := [s for s in self.dtypes if not np.can_cast(np.dtype(s), np.dtype(dtype))]:
             raise LayoutError(
                 f"{self.path} stores {', '.join(narrowed)}, which {dtype} would round. Set "
                 f"numerics.parameter_dtype={narrowed[0]!r} or a wider one."
@@ -73,7 +73,7 @@ class Pretrained:
         self.check_dtype(dtype)
         with open_tensors(self.path) as file:
             if bad := non_finite(file):
-                raise LayoutError(f"{self.path} has weights that are not finite: {_some(bad)}.")
+                raise LayoutError(f"{self.path} has weights that are not finite: {some(bad)}.")
             stored = read_params(self.family, file.names(), file.read, self.model)
         return jax.tree.map(lambda array: np.ascontiguousarray(array, dtype), stored)
 
@@ -111,22 +111,6 @@ def open_pretrained(path: Path) -> Pretrained:
         return Pretrained(
             path, family, model, len(infos), sum(info.nbytes for info in infos), dtypes
         )
-
-
-def _holds(wide: str, narrow: np.dtype) -> bool:
-    """Whether every value of one format is one of another."""
-    if narrow.name == wide:
-        return True
-    exponent = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
-    mantissa = {"float16": 10, "bfloat16": 7, "float32": 23, "float64": 52}
-    if narrow.name not in DTYPE_BYTES:
-        return False
-    return exponent[narrow.name] <= exponent[wide] and mantissa[narrow.name] <= mantissa[wide]
-
-
-def _some(bad: dict[str, Any]) -> str:
-    names = list(bad)
-    return ", ".join(map(repr, names[:6])) + (f" and {len(names) - 6} more" if names[6:] else "")
 
 
 def check_model(ours: Model, checkpoint: Pretrained) -> None:

@@ -12,6 +12,7 @@ from glu_lab.files.staging import check_target, staged_folder
 from glu_lab.files.strict_json import parse_object
 from glu_lab.files.tensor_file import TensorFile
 from glu_lab.files.tensors import open_tensors
+from glu_lab.layers.params import unflatten
 from glu_lab.layouts.checkpoint_manifest import FILE, Record, checkpoint_manifest, read_manifest
 from glu_lab.layouts.conversion import SHARD_BYTES
 from glu_lab.layouts.function import fit
@@ -21,7 +22,7 @@ from glu_lab.layouts.proof import RowProof, prove
 from glu_lab.layouts.streams import announced, cached
 from glu_lab.pretrained.families import family_of
 from glu_lab.pretrained.hugging_face import ModelType, write_config
-from glu_lab.pretrained.weights import ffn_layout, nested, origins, write_tensors
+from glu_lab.pretrained.weights import ffn_layout, origins, write_tensors
 from glu_lab.spec.codec import decode, encode
 from glu_lab.spec.experiment import Experiment
 
@@ -92,7 +93,7 @@ def export(
     family = family_of("hf", model_type)
     layout = ffn_layout(family, model)
     with open_tensors(workdir, step) as file:
-        tensors = write_tensors(family, nested({name: file.read(name) for name in file}), model)
+        tensors = write_tensors(family, unflatten({name: file.read(name) for name in file}), model)
         total = sum(array.nbytes for array in tensors.values())
         done = 0
 

@@ -12,7 +12,7 @@ import einops
 import numpy as np
 
 from glu_lab.errors import LayoutError
-from glu_lab.layers.params import leaves
+from glu_lab.layers.params import flatten, leaves, unflatten
 from glu_lab.layouts import find, from_canonical, to_canonical
 from glu_lab.layouts.hints import some
 from glu_lab.layouts.layout import Layout
@@ -147,7 +147,7 @@ def read_params(family: Family, names: Collection[str], read: Read, model: Model
                 f"{family.name}: {path!r} came out as {flat[path].shape}, the model's is "
                 f"{parameter.shape}."
             )
-    return nested(flat)
+    return unflatten(flat)
 
 
 def _read_ffns(
@@ -205,7 +205,7 @@ def write_tensors(family: Family, params: Mapping[str, Any], model: Model) -> di
     Raises:
         LayoutError: for a parameter that the family has no place for.
     """
-    flat = {path: np.asarray(array) for path, array in _leaves(params)}
+    flat = {path: np.asarray(array) for path, array in flatten(params).items()}
     sizes = axis_sizes(model)
     out: dict[str, np.ndarray] = {}
     done: set[str] = set()
@@ -231,14 +231,6 @@ def write_tensors(family: Family, params: Mapping[str, Any], model: Model) -> di
     return {name: np.ascontiguousarray(array) for name, array in out.items()}
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in tree.items():
-        path = f"{prefix}/{name}" if prefix else name
-        found += _leaves(value, path) if isinstance(value, Mapping) else [(path, value)]
-    return found
-
-
 def origins(family: Family, model: Model) -> dict[str, Weight]:
     """Tensor of a family outside of the FFNs → the row that it was written by."""
     table = dict(leaves(parameters(model)))
@@ -253,15 +245,3 @@ def origins(family: Family, model: Model) -> dict[str, Weight]:
 
 def _numbered(name: str, layers: int) -> list[str]:
     return [name.replace("{layer}", str(layer)) for layer in range(layers)]
-
-
-def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree from canonical paths."""
-    tree: dict[str, Any] = {}
-    for path, value in flat.items():
-        *folders, name = path.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = value
-    return tree

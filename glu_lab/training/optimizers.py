@@ -7,7 +7,7 @@ returned per unit of learning rate, so that the rate is data to the compiled ste
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
 from glu_lab.layers.dtypes import resolve
-from glu_lab.layers.params import STACK_AXES, Parameter, Table, leaves
+from glu_lab.layers.params import STACK_AXES, Parameter, Table, flatten, leaves, unflatten
 from glu_lab.layers.placement import partition_spec
 from glu_lab.spec.experiment import Optimizer
 from glu_lab.spec.numerics import Numerics
@@ -41,27 +41,6 @@ class Rule(NamedTuple):
     init: Callable[[Any], Any]
     update: Callable[[Any, Any, Any], tuple[Any, Any]]
     layouts: Callable[[Any, Rules], Any]
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> Flat:
-    """A tree of dicts as one dict of canonical paths."""
-    flat = {}
-    for name, entry in tree.items():
-        path = f"{prefix}/{name}" if prefix else name
-        flat.update(flatten(entry, path) if isinstance(entry, Mapping) else {path: entry})
-    return flat
-
-
-def unflatten(flat: Mapping[str, Array]) -> dict:
-    """The inverse of `flatten`."""
-    tree: dict = {}
-    for path, value in flat.items():
-        *folders, name = path.split("/")
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        node[name] = value
-    return tree
 
 
 class _View:

@@ -19,7 +19,7 @@ from jaxtyping import Array
 
 from glu_lab.layers.dtypes import resolve
 from glu_lab.layers.loss import cross_entropy
-from glu_lab.layers.params import Parameter, initialize
+from glu_lab.layers.params import Parameter, flatten, initialize
 from glu_lab.layers.placement import Placement, partition_spec
 from glu_lab.models import Transformer, parameters
 from glu_lab.models.transformer import INTERMEDIATES
@@ -81,7 +81,7 @@ def dropout_key(rng: Array, step: Array | int, microbatch: Array | int = 0) -> A
 def rms_by_path(tree: Any) -> dict[str, Array]:
     """Root mean square of every array; one number a layer for stacked ones."""
     out = {}
-    for path, x in optimizers.flatten(tree).items():
+    for path, x in flatten(tree).items():
         layered = "/layers/" in f"/{path}"
         axes = tuple(range(1 if layered else 0, x.ndim))
         wide = x.astype(np.promote_types(x.dtype, np.float32))

@@ -9,9 +9,9 @@ from jax.sharding import AxisType
 
 from glu_lab.data import load
 from glu_lab.files.checkpoints import Checkpoints
+from glu_lab.layers.params import flatten
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.sharding import MESH_AXES, parse_mesh
-from glu_lab.training.optimizers import flatten
 from glu_lab.training.programs import Programs, program_key
 from tests.training.small import small_experiment, small_model, text_data, write_corpus
 

@@ -9,6 +9,22 @@ import numpy as np
 import torch
 from torch import nn
 
+from tests.models import small
+
+#: Sizes of a tiny Llama, or a relative of it, in the words of its config.
+LLAMA = dict(
+    vocab_size=small.V,
+    hidden_size=small.D,
+    intermediate_size=small.F,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=small.K,
+    rms_norm_eps=1e-5,
+    attn_implementation="eager",
+    max_position_embeddings=64,
+)
+
 
 @contextlib.contextmanager
 def float64():

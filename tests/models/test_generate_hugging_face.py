@@ -50,16 +50,7 @@ def llama():
         tie_embeddings=False,
     )
     config = transformers.LlamaConfig(
-        vocab_size=small.V,
-        hidden_size=small.D,
-        intermediate_size=small.F,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=small.K,
-        rms_norm_eps=1e-5,
-        attn_implementation="eager",
-        max_position_embeddings=64,
+        **hf.LLAMA,
         tie_word_embeddings=False,
         rope_parameters={"rope_type": "default", "rope_theta": 500.0},
     )

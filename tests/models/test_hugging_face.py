@@ -94,20 +94,6 @@ def _decoder_want(reference, batch):
     return want
 
 
-LLAMA = dict(
-    vocab_size=small.V,
-    hidden_size=small.D,
-    intermediate_size=small.F,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=small.K,
-    rms_norm_eps=1e-5,
-    attn_implementation="eager",
-    max_position_embeddings=64,
-)
-
-
 @pytest.mark.parametrize("tied", [True, False])
 def test_llama_with_grouped_heads_and_rope(tied):
     model = small.decoder(
@@ -116,7 +102,7 @@ def test_llama_with_grouped_heads_and_rope(tied):
         tie_embeddings=tied,
     )
     config = transformers.LlamaConfig(
-        **LLAMA, tie_word_embeddings=tied, rope_parameters=_rope(500.0)
+        **hf.LLAMA, tie_word_embeddings=tied, rope_parameters=_rope(500.0)
     )
     with hf.float64():
         reference = hf.randomize(transformers.LlamaForCausalLM(config))
@@ -136,7 +122,9 @@ def test_qwen3_with_qk_norm():
         attention=Attention(num_heads=4, num_kv_heads=2, head_dim=small.K, qk_norm=True),
         positions=Positions(kind="rope", rope_theta=1e4),
     )
-    config = transformers.Qwen3Config(**LLAMA, tie_word_embeddings=True, rope_parameters=_rope(1e4))
+    config = transformers.Qwen3Config(
+        **hf.LLAMA, tie_word_embeddings=True, rope_parameters=_rope(1e4)
+    )
     with hf.float64():
         reference = hf.randomize(transformers.Qwen3ForCausalLM(config))
     batch = small.lm_batch()
@@ -146,7 +134,7 @@ def test_qwen3_with_qk_norm():
 
 
 def test_qwen2_with_qkv_biases():
-    fields = {name: value for name, value in LLAMA.items() if name != "head_dim"}
+    fields = {name: value for name, value in hf.LLAMA.items() if name != "head_dim"}
     config = transformers.Qwen2Config(
         **(fields | {"num_attention_heads": 3, "num_key_value_heads": 1}),
         tie_word_embeddings=True,

@@ -6,17 +6,8 @@ import transformers
 from tests.models import hugging_face as hf
 from tests.models import small
 
-LLAMA = dict(
-    vocab_size=small.V,
-    hidden_size=small.D,
-    intermediate_size=small.F,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=small.K,
-    rms_norm_eps=1e-5,
+LLAMA = hf.LLAMA | dict(
     max_position_embeddings=32,
-    attn_implementation="eager",
     rope_parameters={"rope_type": "default", "rope_theta": 500.0},
 )
 _NO_HEAD_DIM = {name: value for name, value in LLAMA.items() if name != "head_dim"}

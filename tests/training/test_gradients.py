@@ -10,11 +10,11 @@ import pytest
 from scipy import special
 
 from glu_lab.layers.loss import cross_entropy
+from glu_lab.layers.params import flatten
 from glu_lab.models import Transformer
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Optimizer
 from glu_lab.spec.numerics import Numerics
-from glu_lab.training.optimizers import flatten
 from glu_lab.training.programs import ProgramKey, Programs
 from tests.training.small import SENTINELS, VOCABULARY, small_model
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glu_lab.layers.params import Parameter, leaves
+from glu_lab.layers.params import Parameter, flatten, leaves, unflatten
 from glu_lab.models import parameters
 from glu_lab.spec.experiment import Optimizer
 from glu_lab.spec.numerics import Numerics
-from glu_lab.training.optimizers import build, flatten, unflatten
+from glu_lab.training.optimizers import build
 from tests.training.small import small_model
 
 torch = pytest.importorskip("torch")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from glu_lab.errors import SpecError
+from glu_lab.layers.params import flatten
 from glu_lab.spec.execution import Execution
 from glu_lab.spec.experiment import Schedule
 from glu_lab.spec.sharding import Rules
 from glu_lab.training.loop import train
-from glu_lab.training.optimizers import flatten
 from glu_lab.training.programs import Programs, dropout_key, program_key, programs
 from tests.training.small import retrained
 
